@@ -1,0 +1,3 @@
+"""haocompact: compact coding-agent transcripts."""
+
+__version__ = "0.1.0"

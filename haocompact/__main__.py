@@ -1,0 +1,5 @@
+"""`python -m haocompact`."""
+
+from haocompact.cli import main
+
+main()

@@ -1,0 +1,105 @@
+"""Every error of haocompact: one class, one exit code, one stable code string.
+
+    HaoError
+    ├── UsageError          2   options that contradict each other
+    ├── NothingToCompact    3   --check: no compaction would happen
+    ├── TranscriptError     4   unreadable, unknown or undecidable transcript
+    ├── SummaryError        5   the summarizer failed (--on-failure fail)
+    ├── ArchiveError        6   archive missing or unreadable
+    │   ├── UnknownHash     6   no such segment
+    │   └── DamagedArchive  6   a segment does not match its hash
+    └── WriteError          7   the result could not be written
+        ├── SourceChanged   7   the transcript changed while it was being compacted
+        └── SourceBusy      7   another process is compacting it
+
+Exit code 0 is success (skips included) and 1 a bug: an exception that is none of these.
+"""
+
+from __future__ import annotations
+
+
+class HaoError(Exception):
+    """An error with an exit code. `str(error)` is one line: place, numbers, next step."""
+
+    exit_code = 1
+    code = "ERROR"
+
+    def __init__(self, message: str, *, path: str | None = None, line: int | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        self.line = line
+
+    def __str__(self) -> str:
+        place = ":".join(str(p) for p in (self.path, self.line) if p is not None)
+        text = " ".join(str(self.args[0]).split())
+        return f"{place}: {text}" if place else text
+
+
+class UsageError(HaoError):
+    """Options that contradict each other, or a value out of range."""
+
+    exit_code = 2
+    code = "USAGE"
+
+    def __init__(self, message: str, *, code: str = "USAGE") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NothingToCompact(HaoError):
+    """Raised by --check when no compaction would happen."""
+
+    exit_code = 3
+    code = "NOTHING_TO_COMPACT"
+
+
+class TranscriptError(HaoError):
+    """The transcript is missing, unreadable, of an unknown format, or holds no message."""
+
+    exit_code = 4
+    code = "TRANSCRIPT"
+
+
+class SummaryError(HaoError):
+    """The summarizer failed, and its answer must not become a checkpoint."""
+
+    exit_code = 5
+    code = "SUMMARY"
+
+
+class ArchiveError(HaoError):
+    """The archive is missing or can't be opened."""
+
+    exit_code = 6
+    code = "ARCHIVE"
+
+
+class UnknownHash(ArchiveError):
+    """The archive holds no segment of this hash."""
+
+    code = "ARCHIVE_UNKNOWN"
+
+
+class DamagedArchive(ArchiveError):
+    """A stored segment does not match its hash, or the store itself is damaged."""
+
+    code = "ARCHIVE_DAMAGED"
+
+
+class WriteError(HaoError):
+    """The result could not be written; the original is untouched."""
+
+    exit_code = 7
+    code = "WRITE"
+
+
+class SourceChanged(WriteError):
+    """The transcript changed while it was being compacted; it was left alone."""
+
+    code = "SOURCE_CHANGED"
+
+
+class SourceBusy(WriteError):
+    """Another process is compacting this transcript."""
+
+    code = "SOURCE_BUSY"

@@ -1,0 +1,234 @@
+"""Raw lines <-> records. A record is parsed on demand and always written from its raw bytes.
+
+Lines end at `\\n` only: U+2028, U+0085, VT and FF are text, a `\\r` stays with its line.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import orjson
+
+BOM = b"\xef\xbb\xbf"
+_SPACE = b" \t\r\n"
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.DOTALL)
+_LONE = re.compile("[\ud800-\udfff]")
+
+
+class Record:
+    """One physical line: `number` (1-based), `raw` bytes with their terminator, `obj` when it is JSON.
+
+    `fault` says why a line is opaque (not JSON); `note` what is unusual about a line that was read all
+    the same (invalid UTF-8 replaced, lone surrogate, leading NUL bytes).
+    """
+
+    __slots__ = ("_obj", "_parsed", "fault", "note", "number", "raw")
+
+    def __init__(self, number: int, raw: bytes) -> None:
+        self.number = number
+        self.raw = raw
+        self.fault: str | None = None
+        self.note: str | None = None
+        self._parsed = False
+        self._obj: Any = None
+
+    @property
+    def body(self) -> bytes:
+        """The line without terminator, byte order mark and outer white space."""
+        raw = self.raw.strip(_SPACE)
+        return raw[3:].strip(_SPACE) if self.number == 1 and raw.startswith(BOM) else raw
+
+    @property
+    def blank(self) -> bool:
+        return not self.body
+
+    @property
+    def obj(self) -> Any:
+        """The parsed JSON value, or None for a blank or opaque line."""
+        if not self._parsed:
+            self._parsed = True
+            self._obj = self._parse()
+        return self._obj
+
+    @property
+    def dict(self) -> dict[str, Any]:
+        """The parsed object; an empty one when the line holds anything else."""
+        obj = self.obj
+        return obj if isinstance(obj, dict) else {}
+
+    def exact(self) -> Any:
+        """Parsed with integers of any size (the fast parser turns those beyond 64 bits into floats)."""
+        return _parse_exact(self.body.strip(b"\0" + _SPACE)) if self.obj is not None else None
+
+    def _parse(self) -> Any:
+        body = self.body
+        if not body:
+            return None
+        try:
+            return orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            return self._parse_slowly(body, str(error))
+
+    def _parse_slowly(self, body: bytes, why: str) -> Any:
+        """What the fast parser refuses though it is JSON: lone surrogates, 1e400, NULs around, bad UTF-8."""
+        inner = body.strip(b"\0" + _SPACE)
+        try:
+            obj = _parse_exact(inner)
+        except (ValueError, RecursionError) as error:
+            self.fault = _fault(inner, why, error)
+            return None
+        self.note = _note(body, inner, obj)
+        return obj
+
+
+class Records(Sequence[Record]):
+    """All lines of a transcript. Only the offsets are held; a record is made when it is asked for."""
+
+    def __init__(self, data: bytes | mmap.mmap) -> None:
+        self.data = data
+        self._ends = array("Q")
+        position = 0
+        while (newline := data.find(b"\n", position)) >= 0:
+            position = newline + 1
+            self._ends.append(position)
+        if position < len(data):
+            self._ends.append(len(data))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        return Record(index + 1, self.raw(index))
+
+    def __iter__(self) -> Iterator[Record]:
+        return (self[i] for i in range(len(self)))
+
+    def raw(self, index: int) -> bytes:
+        """The bytes of line `index` (0-based), terminator included."""
+        return self.data[self._ends[index - 1] if index else 0 : self._ends[index]]
+
+    @property
+    def newline(self) -> bytes:
+        """The line end that the file uses, for lines that are added."""
+        return b"\r\n" if self._ends and self.raw(0).endswith(b"\r\n") else b"\n"
+
+
+def read(data: bytes | mmap.mmap) -> Records:
+    """Split bytes into records: `write(read(b)) == b` for every input."""
+    return Records(data)
+
+
+def write(records: Records) -> bytes:
+    return b"".join(records.raw(i) for i in range(len(records)))
+
+
+def dump(obj: object) -> bytes:
+    """One new JSON line (no terminator): native key order, lone surrogates replaced, U+2028/2029 escaped."""
+    text = json.dumps(obj, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return clean(text).encode()
+
+
+def clean(text: str) -> str:
+    """Text without lone surrogates, so that it can be encoded: each becomes U+FFFD."""
+    if text.isascii():
+        return text
+    return _LONE.sub("\ufffd", text)
+
+
+def splice(raw: bytes, path: tuple[str, ...], value: bytes) -> bytes:
+    """Replace the value at `path` (object keys) in a JSON line, leaving every other byte as it is.
+
+    >>> splice(b'{"a": {"b":1}}', ("a", "b"), b"2")
+    b'{"a": {"b":2}}'
+    """
+    span = value_span(raw, path)
+    return raw if span is None else raw[: span[0]] + value + raw[span[1] :]
+
+
+def value_span(raw: bytes, path: tuple[str, ...]) -> tuple[int, int] | None:
+    """Byte range of the value at `path` (object keys only; of a repeated key the last counts)."""
+    start, end = 0, len(raw)
+    for key in path:
+        found = None
+        for name, first, last in members(raw, start, end):
+            if name == key:
+                found = first, last
+        if found is None:
+            return None
+        start, end = found
+    return start, end
+
+
+def members(raw: bytes, start: int = 0, end: int | None = None) -> Iterator[tuple[str, int, int]]:
+    """Keys of the object in `raw[start:end]` with the byte range of each value."""
+    depth, key, first = 0, None, -1
+    previous_end = start
+    for token in _TOKEN.finditer(raw, start, len(raw) if end is None else end):
+        text = token.group()[:1]
+        if depth == 1 and key is not None and first < 0 and text != b":":
+            first = token.start()
+        if depth == 1 and text in (b",", b"}"):
+            if key is not None:
+                yield key, first, previous_end
+            key, first = None, -1
+        elif depth == 1 and key is None and text == b'"':
+            key = json.loads(token.group())
+        depth += (text in (b"{", b"[")) - (text in (b"}", b"]"))
+        previous_end = token.end()
+
+
+def elements(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Byte range of each element of the array in `raw[start:end]`."""
+    depth, first, previous_end = 0, -1, start
+    for token in _TOKEN.finditer(raw, start, end):
+        text = token.group()[:1]
+        if depth == 1 and first < 0 and text not in (b",", b"]"):
+            first = token.start()
+        if depth == 1 and text in (b",", b"]") and first >= 0:
+            yield first, previous_end
+            first = -1
+        depth += (text in (b"{", b"[")) - (text in (b"}", b"]"))
+        previous_end = token.end()
+
+
+def _parse_exact(body: bytes) -> Any:
+    return json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _fault(body: bytes, why: str, error: Exception) -> str:
+    if not body:
+        return "NUL bytes"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return "invalid UTF-8"
+    return f"not JSON ({error if 'is not JSON' in str(error) else why.partition(':')[0]})"
+
+
+def _note(body: bytes, inner: bytes, obj: Any) -> str | None:
+    if len(inner) < len(body):
+        return "NUL bytes around the record"
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return "invalid UTF-8, read with replacement characters"
+    return "lone surrogate" if _LONE.search(json.dumps(obj, ensure_ascii=False)) else None
