@@ -44,6 +44,7 @@ SCHEMA_VERSION = 1
 APPLICATION_ID = 0x48414F43  # "HAOC"
 DEFAULT_LEVEL = 3
 FRAME_SIZE = 1 << 20  # raw bytes after which a frame is closed
+LONG_FRAME = 2 * FRAME_SIZE  # raw bytes; only a single line makes a longer frame
 PART_SIZE = 8 << 20  # compressed bytes in one row, far below SQLite's limit of 1 GB
 PAGE_SIZE = 4096
 WINDOW_LOG = 27  # the largest window every zstd reads without being asked
@@ -358,7 +359,7 @@ class Archive:
                 before = list(self.segments())
                 self._forget(refused)
                 left = {segment.hash for segment in self.segments()}
-            self._db.execute("PRAGMA incremental_vacuum").fetchall()
+            self._db.executescript("PRAGMA incremental_vacuum")
         return [segment for segment in before if segment.hash not in left]
 
     def merge(self, other: str | os.PathLike[str]) -> int:
@@ -405,7 +406,7 @@ class Archive:
             new = self._insert_run(run, kept)
         try:
             self._read_back(run, segment)
-        except DamagedArchive:
+        except Exception:
             if new:
                 with self._transaction():
                     self._forget([run])
@@ -483,17 +484,18 @@ class Archive:
 
     def _segment_damage(self, segment: Segment) -> Iterator[str]:
         """What is wrong with a segment, frame by frame."""
-        whole, lines, spoilt = sha256(), 0, False
+        whole, lines, placed, readable = sha256(), 0, True, True
         for piece in self._streams.pieces(self._of_segment(segment.hash, "stream")):
+            placed = placed and piece.first == lines
+            lines += piece.lines
             try:
                 with _plain_errors(self.path):
                     whole.update(piece.read())
             except DamagedArchive as error:
-                spoilt = True
+                readable = False
                 yield f"{error.args[0]}, removed from {segment.source}"
-            spoilt = spoilt or piece.first != lines
-            lines += piece.lines
-        if not spoilt and (whole.hexdigest(), lines) != (segment.sha256, segment.lines):
+        same = (whole.hexdigest(), lines) == (segment.sha256, segment.lines)
+        if readable and not (placed and same):
             yield f"the segment removed from {segment.source} does not match its SHA-256"
         try:
             self.message_lines(segment.hash)
@@ -620,8 +622,7 @@ class _Spool:
         """Compress one frame. The result reads its parts of at most PART_SIZE bytes."""
         self._file.seek(0, os.SEEK_END)
         start, sizes = self._file.tell(), list[int]()
-        usual = len(data) < 2 * FRAME_SIZE
-        compressor = self._usual if usual else _compressor(self._level, len(data))
+        compressor = self._usual if len(data) < LONG_FRAME else _compressor(self._level, len(data))
         for part in _compressed(data, compressor):
             self._file.write(part)
             sizes.append(len(part))
@@ -668,8 +669,8 @@ def _pruned() -> Iterable[bytes]:
 
 
 def _compressor(level: int, size: int) -> zstandard.ZstdCompressor:
-    """For a frame of `size` bytes; long-distance matching where the level's own window is smaller."""
-    if size < 2 * FRAME_SIZE:
+    """For a frame of `size` raw bytes; a long one gets a window and long-distance matching to its size."""
+    if size < LONG_FRAME:
         return zstandard.ZstdCompressor(level=level)
     window = min(WINDOW_LOG, (size - 1).bit_length())
     parameters = zstandard.ZstdCompressionParameters.from_level(

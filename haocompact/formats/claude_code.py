@@ -22,10 +22,11 @@ import re
 import uuid
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
+from itertools import groupby
 
 from haocompact.compaction import (
     COMPACTION_SUMMARY,
@@ -87,6 +88,8 @@ FILE_TOOLS = {"Read": "read", "Write": "written", "Edit": "edited", "MultiEdit":
 FILE_KEYS = ("file_path", "notebook_path")
 
 USAGE_KEYS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+CAVEAT = "local-command-caveat"
+KEPT_TAIL = "keptTailUuid"  # our own key in compactMetadata: usage up to this line is stale
 QUIET_USAGE = 100_000  # tokens; clients compact at once from 150,000 up
 COPIED = ("userType", "entrypoint", "cwd", "sessionId", "version", "gitBranch", "agentId", "teamName")
 PREAMBLE = (
@@ -125,6 +128,7 @@ class Node:
     boundary: Json | None = None
     response: str | None = None
     usage: int = 0
+    stale: bool = False
     command: str = ""
     calls: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
@@ -205,7 +209,7 @@ def _describe(node: Node, obj: Json) -> None:
     node.summary = bool(obj.get("isCompactSummary"))
     node.results = _ids(blocks, "tool_result", "tool_use_id")
     if match := _COMMAND.match("".join(texts_of(message.get("content"))[:1])):
-        node.command = match["tag"] or "local-command-caveat"
+        node.command = match["tag"] or CAVEAT
 
 
 def _blocks(message: Json) -> list[Json]:
@@ -228,21 +232,23 @@ def read(records: Records, options: ReadOptions) -> Session:
     """The active conversation: last compaction's summary, then the messages after it."""
     session = Session(NAME, records, [], state=State())
     nodes = _scan(session)
-    live, above_missing = _link(session, nodes, options.leaf)
+    live, missing = _link(session, nodes, options.leaf)
     if not live:
         raise no_messages(records, TITLE)
     leaves = _leaves(live.values())
     leaf = _chosen(live, leaves, options.leaf)
-    chain, bridged = _walk(leaf, list(live.values()))
-    path = _with_parallels(live, chain)
-    _warn_links(session, nodes, live, [n for n in chain if n.uuid in above_missing], bridged)
-    context = session.state.context = _context(path)
-    session.session_id = _session_id(records, context)
-    session.messages = _messages(session, context, leaf.side)
+    chain = _walk(session, leaf, list(live.values()))
+    _warn_missing(session, [n for n in chain if n.uuid in missing])
+    path = [n for n in _with_parallels(live, chain) if n.side == leaf.side]
+    boundary, context = _context(path)
+    session.state.context = context
+    _mark_stale(context, boundary, live)
+    session.messages = _messages(records, context)
     if not session.messages:
         raise no_messages(records, TITLE)
+    session.session_id = _session_id(records, context)
     _warn_pairs(session, context)
-    _count_ends(session, leaves, path)
+    _count_ends(session, leaves, path, context[0].index)
     return session
 
 
@@ -310,7 +316,7 @@ def _preserve(live: dict[str, Node], leaf: str | None) -> dict[str, Node]:
             node.parent = uuids[-1]
     for previous, own in zip([anchor, *uuids], uuids, strict=False):
         kept[own].parent = previous
-        kept[own].usage = 0
+        kept[own].stale = True
     return kept
 
 
@@ -338,7 +344,7 @@ def _leaves(live: Iterable[Node]) -> list[tuple[int, Node]]:
     on an old message outranks nothing. Main conversation before sidechains and teams, as the SDK does.
     """
     nodes = list(live)
-    named = {n.above.index for n in nodes if n.above is not None}
+    named = {n.above.index for n in nodes if n.above is not None and n.above.side == n.side}
     found: dict[int, tuple[int, Node]] = {}
     for terminal in [n for n in nodes if n.index not in named] or nodes[-1:]:
         leaf = _climb(terminal, lambda n: n.type in ("user", "assistant"))
@@ -372,23 +378,22 @@ def _chosen(live: Mapping[str, Node], leaves: Sequence[tuple[int, Node]], wanted
     return leaves[-1][1]
 
 
-def _walk(leaf: Node, nodes: Sequence[Node]) -> tuple[list[Node], int]:
-    """Lines from the root to the leaf, and how often a circle of links had to be left."""
+def _walk(session: Session, leaf: Node, nodes: Sequence[Node]) -> list[Node]:
+    """Lines from the root to the leaf. A circle of links is left by the line before, as a gap is."""
     positions = [n.index for n in nodes]
     chain: list[Node] = []
     seen: set[int] = set()
-    circles = 0
     node: Node | None = leaf
     while node is not None:
         seen.add(node.index)
         chain.append(node)
         above = node.above
         if above is not None and above.index in seen:
-            circles += 1
+            session.warn(node.index + 1, "parent links form a circle: the line before is taken as the parent")
             before = reversed(nodes[: bisect_left(positions, node.index)])
             above = next((n for n in before if n.index not in seen and n.side == leaf.side), None)
         node = above
-    return chain[::-1], circles
+    return chain[::-1]
 
 
 # --------------------------------------------------------------------------------- parallel calls
@@ -448,14 +453,378 @@ def _unseen_results(results: Iterable[Node], members: Sequence[Node], seen: set[
 
 
 # --------------------------------------------------------------------------------------- messages
-def _context(path: Sequence[Node]) -> list[Node]:
-    """What follows the newest compaction on the path; its summary, if it has one, comes first."""
-    summary = next((i for i in range(len(path) - 1, -1, -1) if path[i].summary), -1)
-    boundary = next((i for i in range(len(path) - 1, -1, -1) if path[i].boundary is not None), -1)
-    return list(path[max(summary, boundary, 0) :]) if summary < 0 or summary >= boundary else list(path[boundary:])
+def _context(path: Sequence[Node]) -> tuple[Node | None, list[Node]]:
+    """The newest boundary on the path, and the context after it: its summary first, if it has one."""
+    start, boundary = 0, None
+    for position, node in enumerate(path):
+        if node.boundary is not None:
+            start, boundary = position + 1, node
+        elif node.summary:
+            start = position
+    return boundary, list(path[start:])
+
+
+def _mark_stale(context: Sequence[Node], boundary: Node | None, live: Mapping[str, Node]) -> None:
+    """Mark lines whose usage was measured before the last compaction: kept by us, preserved, or older."""
+    if boundary is None or boundary.boundary is None:
+        return
+    last = live.get(str(boundary.boundary.get(KEPT_TAIL)))
+    for node in context:
+        kept = last is not None and node.index <= last.index
+        node.stale = node.stale or kept or bool(node.stamp and node.stamp < boundary.stamp)
 
 
 def _session_id(records: Records, context: Sequence[Node]) -> str | None:
     """The id of the newest line; older ones may name sessions that this one continues."""
     ids = (records[node.index].dict.get("sessionId") for node in reversed(context))
     return next((i for i in ids if isinstance(i, str)), None)
+
+
+def _messages(records: Records, context: Sequence[Node]) -> list[Message]:
+    """One message a line. The usage of a response stands on its last line (earlier ones are partial)."""
+    groups = _response_groups(context) | _command_groups(context)
+    last = {n.response or n.uuid: n.index for n in context if n.role == "assistant"}
+    messages = []
+    for node in context:
+        if node.role and (not node.summary or node is context[0]):
+            measured = last.get(node.response or node.uuid) == node.index
+            messages.append(_message(records, node, groups.get(node.index), measured))
+    return messages
+
+
+def _message(records: Records, node: Node, group: object, measured: bool) -> Message:
+    message = Message(node.role, lazily(records, node.index, _parts), line=node.index + 1, id=node.uuid, group=group)
+    if node.summary:
+        message.kind, message.files = COMPACTION_SUMMARY, files_in_summary(message.text)
+    elif node.meta or node.role == "system":
+        message.kind = "meta" if node.meta else "local_command"
+    if measured and node.stale:
+        message.usage_note = "measured before the last compaction"
+    elif measured and not node.usage:
+        message.usage_note = "no usage, or all zero"
+    elif measured:
+        message.usage = node.usage
+    return message
+
+
+def _response_groups(context: Sequence[Node]) -> dict[int, object]:
+    """Record index -> group, for the lines from the first to the last of a response, results included."""
+    groups: dict[int, object] = {}
+    for _, turn in groupby(enumerate(context), key=_turns()):
+        lines = [node for _, node in turn]
+        last = {n.response: i for i, n in enumerate(lines) if n.response}
+        group, end = None, -1
+        for i, node in enumerate(lines):
+            if i > end:
+                group = (node.response, node.uuid)
+            end = max(end, last.get(node.response, -1))
+            if i <= end:
+                groups[node.index] = group
+    return groups
+
+
+def _turns() -> Callable[[tuple[int, Node]], int]:
+    """A key that grows at each prompt: a response never reaches over one, whatever its id says."""
+    count = 0
+
+    def key(item: tuple[int, Node]) -> int:
+        nonlocal count
+        count += item[1].role == "user" and not item[1].meta
+        return count
+
+    return key
+
+
+def _command_groups(context: Sequence[Node]) -> dict[int, object]:
+    """Record index -> group, for a local command: its caveat, the command, what it expands to or prints."""
+    groups: dict[int, object] = {}
+    group: object = None
+    for node in (n for n in context if n.role):
+        starts = node.command == CAVEAT or (node.command.startswith(("command", "bash-input")) and group is None)
+        follows = group is not None and (node.command or node.meta)
+        group = ("command", node.uuid) if starts else group if follows else None
+        if group is not None:
+            groups[node.index] = group
+    return groups
+
+
+def _parts(obj: Json) -> Parts:
+    """What a line says to the model; a compaction summary without the client's frame."""
+    message = obj.get("message") if obj.get("type") != "system" else obj
+    content = message.get("content") if isinstance(message, dict) else None
+    if obj.get("isCompactSummary"):
+        return (Text(_summary_body("\n".join(texts_of(content)))),)
+    if isinstance(content, str):
+        return (Text(content),)
+    blocks = content if isinstance(content, list) else ()
+    return tuple(part for b in blocks if isinstance(b, dict) for part in _block_parts(b))
+
+
+def _block_parts(block: Json) -> Iterator[Part]:
+    kind = str(block.get("type"))
+    if kind == "thinking":
+        yield Thinking(_string(block.get("thinking")))
+    elif kind.endswith("tool_use"):
+        yield ToolCall(block.get("id"), _string(block.get("name")), block.get("input"))
+    elif kind.endswith("tool_result"):
+        yield _result(block)
+    elif kind == "image":
+        yield Image(_media_type(block))
+    elif kind == "document":
+        yield from _document(block)
+    elif isinstance(block.get("text"), str):
+        yield Text(block["text"])
+
+
+def _result(block: Json) -> ToolResult:
+    """A tool's result; of a server tool's result the texts and titles."""
+    content = block.get("content")
+    inner = [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
+    parts = [p for b in inner if b.get("type") in ("image", "document") for p in _block_parts(b)]
+    found = [f"{b.get('title', '')} {b['url']}".strip() for b in inner if isinstance(b.get("url"), str)]
+    texts = (*texts_of(content), *(p.text for p in parts if isinstance(p, Text)), *found)
+    images = sum(isinstance(p, Image) for p in parts)
+    return ToolResult(block.get("tool_use_id"), texts, images, block.get("is_error") is True)
+
+
+def _document(block: Json) -> Iterator[Part]:
+    """A document: its text where it has one; a PDF costs as an image does."""
+    source = block.get("source")
+    if not isinstance(source, dict):
+        return
+    if source.get("type") == "text":
+        yield Text(_string(source.get("data")))
+    elif source.get("type") == "content":
+        yield from (Text(text) for text in texts_of(source.get("content")))
+    else:
+        yield Image(_media_type(block))
+
+
+def _media_type(block: Json) -> str:
+    source = block.get("source")
+    return _string(source.get("media_type")) if isinstance(source, dict) else ""
+
+
+def _string(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _summary_body(text: str) -> str:
+    """The summary without the sentences that the client (or we) put around it."""
+    frame = _PREAMBLE.match(text)
+    if not frame:
+        return text
+    body = text[frame.end() :]
+    for closing in _CLOSINGS:
+        position = body.rfind(closing, max(len(body) - _CLOSING_CHARS, 0))
+        body = body[:position] if position >= 0 else body
+    return body
+
+
+def message_of(record: Record) -> Message | None:
+    """The message that one line holds, whatever became of it; None for a line that is no message."""
+    obj = record.dict
+    node = _node(record.number - 1, obj)
+    if node is None or not isinstance(obj.get("message"), dict) and node.role != "system":
+        return None
+    parts = _parts(obj)
+    if any(isinstance(p, ToolCall) for p in parts):
+        parts = _parts(record.exact())
+    kind = COMPACTION_SUMMARY if node.summary else "meta" if node.meta else ""
+    return Message(node.role or node.type, parts, line=record.number, id=node.uuid, kind=kind)
+
+
+# --------------------------------------------------------------------------------------- warnings
+def _warn_missing(session: Session, bridged: Sequence[Node]) -> None:
+    if bridged:
+        lines = _some(str(n.index + 1) for n in bridged)
+        session.warn(bridged[0].index + 1, f"{len(bridged)} dangling parent links (lines {lines}): "
+                     "the line before is taken as the parent")  # fmt: skip
+
+
+def _warn_pairs(session: Session, context: Sequence[Node]) -> None:
+    """Calls without a result, results without a call, and results given twice."""
+    results = Counter(call for n in context for call in dict.fromkeys(n.results))
+    calls = {call for n in context for call in n.calls}
+    for what, found in (
+        ("no result for the calls", [(n, c) for n in context for c in n.calls if c not in results]),
+        ("no call for the results", [(n, c) for n in context for c in n.results if c not in calls]),
+        ("more than one result for the calls", [(n, c) for n in context for c in n.calls if results[c] > 1]),
+    ):
+        if found:
+            session.warn(found[0][0].index + 1, f"{what} {_some(dict.fromkeys(c for _, c in found))}")
+
+
+def _some(names: Iterable[str], most: int = 8) -> str:
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def _count_ends(session: Session, leaves: Sequence[tuple[int, Node]], path: Sequence[Node], start: int) -> None:
+    """Count branch ends since the last compaction: ends of branches that said something of their own."""
+    on_path = {n.index for n in path}
+    responses = {n.response for n in path if n.response}
+    ends = []
+    for _, leaf in leaves:
+        if leaf.index < start or leaf.index in on_path:
+            continue
+        said = _climb(leaf, lambda n: n.index in on_path or _says(n, responses))
+        if said is not None and said.index not in on_path:
+            ends.append(leaf)
+    session.ends = 1 + len(ends)
+    newest = max((n.stamp for n in path), default="")
+    if later := [n for n in ends if n.stamp > newest]:
+        session.warn(later[-1].index + 1, f"another branch is newer: its end is {later[-1].uuid}")
+
+
+def _says(node: Node, responses: set[str | None]) -> bool:
+    """Whether a line off the path is a prompt or an answer, not a stray of a response on the path."""
+    return (node.role == "user" and not node.meta) or (
+        node.role == "assistant" and node.response not in responses
+    )
+
+
+# ---------------------------------------------------------------------------------------- writing
+def select(session: Session, plan: CompactionPreparation) -> list[int]:
+    """The tail's chain lines, everything else from the first of them on, and session metadata before.
+
+    A half-written last line goes: the client would glue its next record to it.
+    """
+    tail = [node.index for node in _tail(session, plan)]
+    cut = _cut(session, tail)
+    others: dict[int, str] = session.state.others
+    latest = {kind: index for index, kind in others.items() if KINDS.get(kind) in (LATEST, None) and kind}
+    kept = [i for i, kind in others.items()
+            if (i >= cut and kind != "progress") or kind == "pr-link" or latest.get(kind) == i]  # fmt: skip
+    if ends_in_torn_line(session.records):
+        kept = [i for i in kept if i != len(session.records) - 1]
+    return sorted([*tail, *kept])
+
+
+def _tail(session: Session, plan: CompactionPreparation) -> list[Node]:
+    """Chain lines from the first kept message on, in model order: what is kept, and what hangs between.
+
+    Of lines with one uuid the last counts. Progress lines are links only, and go.
+    """
+    context: list[Node] = session.state.context
+    if not plan.retained_tail:
+        return []
+    first = plan.retained_tail[0].line - 1
+    start = next(i for i, node in enumerate(context) if node.index == first)
+    if context[start].role == "toolResult":
+        raise TranscriptError("the kept part would begin with a tool result", line=first + 1)
+    return [n for n in context[start:] if n.type != "progress"]
+
+
+def _cut(session: Session, tail: Sequence[int]) -> int:
+    """Record index from which everything that is no chain line stays."""
+    return min(tail) if tail else session.state.context[-1].index + 1
+
+
+def rebuild(session: Session, plan: CompactionPreparation, kept: Sequence[int],
+            checkpoint: Checkpoint) -> Iterator[Piece]:  # fmt: skip
+    """Metadata from before the cut, boundary, summary, then the tail in one straight chain."""
+    tail = _tail(session, plan)
+    cut = _cut(session, [n.index for n in tail])
+    boundary, summary = _new_ids(session.records, kept, checkpoint)
+    head = _head(session, plan, tail, checkpoint, boundary, summary)
+    edits = _straightened(session.records, tail, summary)
+    newline = session.records.newline
+    before = [i for i in kept if i < cut]
+    for index in before:
+        yield _piece(session.records, index, None, first=index == before[0])
+    yield from (dump(obj) + newline for obj in head)
+    for index in kept[len(before) :]:
+        yield _piece(session.records, index, edits.get(index), first=False)
+
+
+def _piece(records: Records, index: int, edited: bytes | None, *, first: bool) -> Piece:
+    """A kept line, ended by a newline, with no byte order mark but at the very start."""
+    raw = records.raw(index)
+    new = raw if edited is None else edited
+    if index == 0 and not first:
+        new = new.removeprefix(BOM)
+    if not new.endswith(b"\n"):
+        new += records.newline
+    return index if new == raw else (index, new)
+
+
+def _new_ids(records: Records, kept: Sequence[int], checkpoint: Checkpoint) -> tuple[str, str]:
+    """Uuids of the boundary and the summary, derived from the archive's hash or the removed bytes."""
+    seed = sha256(checkpoint.hash.encode())
+    if not checkpoint.hash:
+        for index in removed(len(records), kept):
+            seed.update(records.raw(index))
+    names = (sha256(name + seed.digest()).digest()[:16] for name in (b"boundary", b"summary"))
+    boundary, summary = (str(uuid.UUID(bytes=name, version=5)) for name in names)
+    return boundary, summary
+
+
+def _head(session: Session, plan: CompactionPreparation, tail: Sequence[Node], checkpoint: Checkpoint,
+          boundary: str, summary: str) -> tuple[Json, Json]:  # fmt: skip
+    """The native records of a compaction, stamped 2 and 1 ms before the tail."""
+    context: list[Node] = session.state.context
+    first = tail[0] if tail else context[-1]
+    previous = context[context.index(first) - 1] if tail else first
+    moment = next((m for n in (tail or context) if (m := parse_time(n.stamp))), datetime(1970, 1, 2))
+    source = session.records[first.index].dict
+    copied = {key: source[key] for key in COPIED if key in source}
+    metadata = {"trigger": "manual", "preTokens": checkpoint.tokens_before,
+                "messagesSummarized": len(plan.messages_to_summarize) + len(plan.turn_prefix_messages)}  # fmt: skip
+    if tail:
+        metadata[KEPT_TAIL] = max(tail, key=lambda n: n.index).uuid
+    content = f"{PREAMBLE}\n\nSummary:\n{checkpoint.summary}"
+    return (
+        {"parentUuid": None, "logicalParentUuid": previous.uuid, "isSidechain": first.side, "type": "system",
+         "subtype": "compact_boundary", "content": "Conversation compacted", "isMeta": False,
+         "timestamp": format_time(moment, milliseconds=-2), "uuid": boundary, "level": "info",
+         "compactMetadata": metadata, **copied},
+        {"parentUuid": boundary, "isSidechain": first.side, "type": "user",
+         "message": {"role": "user", "content": content}, "isVisibleInTranscriptOnly": True,
+         "isCompactSummary": True, "uuid": summary, "timestamp": format_time(moment, milliseconds=-1), **copied},
+    )  # fmt: skip
+
+
+def _straightened(records: Records, tail: Sequence[Node], summary: str) -> dict[int, bytes]:
+    """Record index -> bytes of the lines that change: each hangs on the kept line before it."""
+    edits = {}
+    parent, latest = summary, None
+    for node in tail:
+        record = records[node.index]
+        raw = _without_nul(record)
+        if record.dict.get("parentUuid") != parent:
+            raw = _put(raw, "parentUuid", parent)
+        moment = parse_time(node.stamp)
+        if moment is not None and latest is not None and moment < latest:
+            stamp = format_time(latest, milliseconds=1)
+            moment, raw = parse_time(stamp), _put(raw, "timestamp", stamp)
+        if node.usage > QUIET_USAGE:
+            raw = _without_usage(raw)
+        if raw != record.raw:
+            edits[node.index] = raw
+        parent, latest = node.uuid, moment or latest
+    return edits
+
+
+def _without_nul(record: Record) -> bytes:
+    """The line without NUL bytes around its record: the client could not read it."""
+    if b"\0" not in record.raw:
+        return record.raw
+    end = record.raw[len(record.raw.rstrip(b"\r\n")) :]
+    return record.body.strip(b"\0 \t\r\n") + end
+
+
+def _put(raw: bytes, key: str, value: str) -> bytes:
+    """Set a top-level key, in its place; a missing one becomes the first."""
+    encoded = json.dumps(value).encode()
+    if value_span(raw, (key,)) is not None:
+        return splice(raw, (key,), encoded)
+    start = raw.index(b"{") + 1
+    return raw[:start] + json.dumps(key).encode() + b":" + encoded + b"," + raw[start:]
+
+
+def _without_usage(raw: bytes) -> bytes:
+    """Zero every figure from which the client takes the size of the context."""
+    for key in USAGE_KEYS:
+        raw = splice(raw, ("message", "usage", key), b"0")
+    return splice(raw, ("message", "usage", "iterations"), b"[]")

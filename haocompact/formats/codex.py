@@ -1,0 +1,940 @@
+"""Codex CLI rollouts, legacy and paginated: one `{timestamp, type, payload}` a line.
+
+The model's history are the `response_item` lines behind the newest `compacted`, whose
+`replacement_history` stands for everything before. Source: codex-rs/history and codex-rs/core (compact,
+event_mapping, contextual_user_message), and what client 0.171.0 sends to its model after a resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from haocompact.compaction import (
+    COMPACTION_SUMMARY,
+    CompactionPreparation,
+    FileOperations,
+    Image,
+    Message,
+    Part,
+    Parts,
+    Shell,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+)
+from haocompact.errors import TranscriptError
+from haocompact.formats.session import (
+    Checkpoint,
+    Json,
+    Piece,
+    ReadOptions,
+    Session,
+    ends_in_torn_line,
+    files_in_summary,
+    format_time,
+    lazily,
+    no_messages,
+    numbers,
+    opaque,
+    parse_time,
+    texts_of,
+)
+from haocompact.jsjson import stringify
+from haocompact.records import BOM, Record, Records, clean, dump, elements, splice, value_span
+
+NAME = "codex"
+TITLE = "Codex CLI"
+
+HEAD = "header: the first one is kept"
+MESSAGE = "message"
+NOTE = "sent to the model with the kept messages, never summarised"
+CONTEXT = "left out: the client writes it again"
+PAST = "left out: the new compaction replaces it"
+SEALED = "unreadable compaction of the client, carried behind the summary"
+EVENT = "kept among the kept messages"
+MIRROR = "kept in front of the kept message it shows"
+TURN = "kept in front of the turn it opens"
+UNDO = "applied: the turns it takes back are left out"
+UNREAD = "kept as it is, not read"
+
+_ITEMS = {
+    "message": MESSAGE,
+    "reasoning": MESSAGE,
+    "function_call": MESSAGE,
+    "function_call_output": MESSAGE,
+    "custom_tool_call": MESSAGE,
+    "custom_tool_call_output": MESSAGE,
+    "local_shell_call": MESSAGE,
+    "tool_search_call": MESSAGE,
+    "tool_search_output": MESSAGE,
+    "web_search_call": MESSAGE,
+    "image_generation_call": MESSAGE,
+    "agent_message": MESSAGE,
+    "additional_tools": CONTEXT,
+    "ghost_snapshot": CONTEXT,
+    "compaction": SEALED,
+    "compaction_summary": SEALED,
+    "context_compaction": SEALED,
+}
+_EVENTS = {
+    "task_started": TURN,
+    "turn_started": TURN,
+    "agent_message": MIRROR,
+    "agent_reasoning": MIRROR,
+    "agent_reasoning_raw_content": MIRROR,
+    "context_compacted": PAST,
+    "thread_rolled_back": UNDO,
+    **dict.fromkeys(
+        ("task_complete", "turn_complete", "turn_aborted", "token_count", "thread_settings_applied",
+         "thread_goal_updated", "user_message", "patch_apply_begin", "patch_apply_end", "mcp_tool_call_begin",
+         "mcp_tool_call_end", "web_search_begin", "web_search_end", "image_generation_end", "exec_command_begin",
+         "exec_command_end", "view_image_tool_call", "entered_review_mode", "exited_review_mode",
+         "sub_agent_activity", "item_completed", "error"), EVENT),
+}  # fmt: skip
+KINDS: Mapping[str, str] = {
+    "session_meta": HEAD,
+    "compacted": PAST,
+    "retained_context": PAST,
+    "turn_context": CONTEXT,
+    "world_state": CONTEXT,
+    "inter_agent_communication": MESSAGE,
+    "inter_agent_communication_metadata": EVENT,
+    "token_usage_record": EVENT,
+    "security_risk_score": EVENT,
+    "realtime_item": EVENT,
+    "rollout_reference": EVENT,
+    **{f"response_item/{name}": fate for name, fate in _ITEMS.items()},
+    **{f"event_msg/{name}": fate for name, fate in _EVENTS.items()},
+}
+
+SUMMARY_PREFIX = (  # codex-rs/prompts/templates/compact/summary_prefix.md: what the client knows a summary by
+    "Another language model started to solve this problem and produced a summary of its thinking process. "
+    "You also have access to the state of the tools that were used by that language model. Use this to "
+    "build on the work that has already been done and avoid duplicating work. Here is the summary produced "
+    "by the other language model, use the information in this summary to assist with your own analysis:"
+)
+_CONTEXT_KINDS = ("agents_md.", "environments.", "permissions.", "host_skills.", "tools.")
+_CONTEXT_TEXTS = (
+    ("# AGENTS.md instructions", "</INSTRUCTIONS>"),
+    ("<environment_context>", "</environment_context>"),
+    ("<user_instructions>", "</user_instructions>"),
+    ("<skills_instructions>", "</skills_instructions>"),
+)
+_NOTE_TEXTS = (
+    ("<turn_aborted>", "</turn_aborted>"),
+    ("<subagent_notification>", "</subagent_notification>"),
+    ("<skill>", "</skill>"),
+    ("<hook_prompt", "</hook_prompt>"),
+)
+_SHELL = re.compile(
+    r"\s*<user_shell_command>\s*<command>\n?(?P<command>.*?)\n?</command>\s*<result>\n?(?P<status>.*?)"
+    r"(?:Output:\n(?P<output>.*?)\n?)?</result>\s*</user_shell_command>\s*",
+    re.DOTALL,
+)
+_PATCHED = re.compile(r"\*\*\* (Add|Update|Delete) File: (.+?)\s*?(?:\\n|\n|$)")
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {  # without these the client drops the line
+    "message": {"role": str, "content": list},
+    "reasoning": {"summary": list},
+    "function_call": {"name": str, "arguments": str, "call_id": str},
+    "function_call_output": {"output": (str, list)},
+    "custom_tool_call": {"name": str, "input": str, "call_id": str},
+    "custom_tool_call_output": {"output": (str, list), "call_id": str},
+    "local_shell_call": {"action": dict},
+}
+_KEPT_USERS = 20_000  # tokens of user messages that survive an old compaction without replacement_history
+
+
+@dataclass(slots=True)
+class Item:
+    """One entry of the model's history. `place`: its position in the replacement_history of line `index`,
+    -1 when the line is the item. `opens`: a user's turn starts here, as a rollback counts turns."""
+
+    index: int
+    place: int
+    fate: str
+    message: Message | None = None
+    opens: bool = False
+    prefixed: bool = False
+    stamp: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    index: int
+    whole: bool
+    text: str
+    stamp: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    index: int
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """`estimate`: the client's own figure after a compaction, which covers the whole context."""
+
+    tokens: int | float
+    estimate: bool
+    stamp: str
+    note: str = ""
+
+
+Step = Item | Compacted | Rollback | Usage
+
+
+@dataclass(slots=True)
+class State:
+    """`fates`: one per line. `items`: the model's history in the client's order. `undone`: lines that a
+    rollback took back. `sequence`: last compaction's window fields. `calls`: event line -> call it reports."""
+
+    fates: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    undone: set[int] = field(default_factory=set)
+    calls: dict[int, str] = field(default_factory=dict)
+    base: Compacted | None = None
+    summary: Item | None = None
+    head: int | None = None
+    meta: Json = field(default_factory=dict)
+    window: Json = field(default_factory=dict)
+    total_usage: Json = field(default_factory=dict)
+    compactions: int = 0
+    last_stamp: str = ""
+    last_ordinal: int = -1
+    bare: bool = False
+
+    @property
+    def paginated(self) -> bool:
+        return self.meta.get("history_mode") == "paginated"
+
+    @property
+    def moment(self) -> datetime:
+        """Newest time in the file."""
+        return parse_time(self.last_stamp) or datetime.fromtimestamp(0, UTC)
+
+
+def kind_of(obj: Json) -> str:
+    """Key of a line in KINDS: its type, and of items and events also the payload's."""
+    kind, payload = obj.get("type"), obj.get("payload")
+    if kind in ("response_item", "event_msg") and isinstance(payload, dict):
+        return f"{kind}/{payload.get('type')}"
+    return str(kind)
+
+
+def sniff(obj: Json, first: bool) -> int:
+    if obj.get("record_type") == "state":
+        return 2
+    if not isinstance(obj.get("payload"), dict) or not isinstance(obj.get("type"), str):
+        return 0
+    if not isinstance(obj.get("timestamp"), str):
+        return 0
+    return 2 if obj["type"] in ("response_item", "event_msg") or obj["type"] in KINDS else 1
+
+
+# --------------------------------------------------------------------------------------- reading
+def read(records: Records, options: ReadOptions) -> Session:
+    """The history that the client would send to its model. Raises TranscriptError."""
+    session = Session(NAME, records, [], state=State())
+    state: State = session.state
+    for record in records:
+        session.warnings.extend(opaque([record]))
+        state.fates.append(_line(session, record))
+    _refuse(session)
+    _replay(session)
+    _group(state.items)
+    _list_messages(session)
+    _check_pairs(session)
+    if not session.messages:
+        raise no_messages(records, TITLE)
+    return session
+
+
+def _line(session: Session, record: Record) -> str:
+    """What becomes of one line; what it does to the history is added to the steps."""
+    state: State = session.state
+    obj = record.dict
+    payload = obj.get("payload")
+    if not obj or record.note or not isinstance(payload, dict):
+        state.bare |= "payload" not in obj and (obj.get("record_type") == "state" or "type" in obj)
+        return UNREAD
+    stamp = obj.get("timestamp")
+    stamp = stamp if isinstance(stamp, str) and parse_time(stamp) else ""
+    state.last_stamp = max(state.last_stamp, stamp)
+    if isinstance(ordinal := obj.get("ordinal"), int):
+        state.last_ordinal = max(state.last_ordinal, ordinal)
+    kind = obj.get("type")
+    if kind == "response_item":
+        return _item_line(session, record, payload, stamp)
+    if kind == "event_msg":
+        return _event_line(session, record.number - 1, payload, stamp)
+    if kind == "session_meta":
+        return _header_line(session, record.number - 1, payload)
+    if kind == "compacted":
+        return _compacted_line(state, record.number - 1, payload, stamp)
+    if kind == "inter_agent_communication":
+        message = Message(
+            "custom", lazily(session.records, record.number - 1, _line_parts), line=record.number
+        )
+        state.steps.append(Item(record.number - 1, -1, MESSAGE, message, opens=True, stamp=stamp))
+    return KINDS.get(str(kind), EVENT)
+
+
+def _header_line(session: Session, index: int, payload: Json) -> str:
+    """The first header is the session's own, later ones came with a copied history."""
+    state: State = session.state
+    if state.head is None:
+        state.head, state.meta = index, payload
+        session.session_id = payload.get("id") if isinstance(payload.get("id"), str) else None
+        return HEAD
+    return CONTEXT
+
+
+def _compacted_line(state: State, index: int, payload: Json, stamp: str) -> str:
+    text, history = payload.get("message"), payload.get("replacement_history")
+    if not isinstance(text, str):
+        return UNREAD
+    state.compactions += 1
+    if isinstance(payload.get("window_number"), int):
+        names = ("window_number", "first_window_id", "window_id")
+        state.window = {name: payload.get(name) for name in names}
+    state.steps.append(Compacted(index, isinstance(history, list), text, stamp))
+    return PAST
+
+
+def _event_line(session: Session, index: int, payload: Json, stamp: str) -> str:
+    state: State = session.state
+    kind = payload.get("type")
+    item = payload["item"] if isinstance(payload.get("item"), dict) else {}
+    if isinstance(call := payload.get("call_id") or item.get("id"), str):
+        state.calls[index] = call
+    if kind == "thread_rolled_back":
+        state.steps.append(Rollback(index, int(numbers(payload, "num_turns"))))
+    elif kind == "token_count" and isinstance(payload.get("info"), dict):
+        _note_usage(session, payload["info"], stamp)
+    elif kind in ("task_started", "turn_started"):
+        session.context_window = _whole(payload.get("model_context_window")) or session.context_window
+    elif kind == "item_completed":
+        shown = {"AgentMessage": MIRROR, "Reasoning": MIRROR, "ContextCompaction": PAST}
+        return shown.get(str(item.get("type")), EVENT)
+    return _EVENTS.get(str(kind), EVENT)
+
+
+def _note_usage(session: Session, info: Json, stamp: str) -> None:
+    """`last_token_usage` is the context; input includes cached input, the total includes all turns before."""
+    state: State = session.state
+    if isinstance(info.get("total_token_usage"), dict):
+        state.total_usage = info["total_token_usage"]
+    window = _whole(info.get("model_context_window"))
+    session.context_window = window or session.context_window
+    last = info["last_token_usage"] if isinstance(info.get("last_token_usage"), dict) else {}
+    tokens = numbers(last, "total_tokens") or numbers(last, "input_tokens", "output_tokens")
+    estimate = not numbers(last, "input_tokens", "output_tokens")
+    note = f"{tokens} recorded, above the window of {window}" if window and tokens > window else ""
+    if tokens > 0:
+        state.steps.append(Usage(tokens, estimate, stamp, note))
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _item_line(session: Session, record: Record, payload: Json, stamp: str) -> str:
+    index = record.number - 1
+    fate = _fate(payload)
+    if fate == UNREAD:
+        session.warn(
+            record.number, f"{payload.get('type')} item that the client can't read: kept, no message"
+        )
+    if fate in (MESSAGE, NOTE, SEALED):
+        item = _item(payload, index, -1, fate, stamp)
+        if item.message is not None:
+            item.message.parts = lazily(session.records, index, _line_parts)
+            _warn_arguments(session, record.number, payload)
+        session.state.steps.append(item)
+    return fate
+
+
+def _fate(payload: Json) -> str:
+    """What becomes of a response item, on a line or in a replacement_history."""
+    kind = str(payload.get("type"))
+    fate = _ITEMS.get(kind, EVENT)
+    if any(not isinstance(payload.get(name), types) for name, types in _FIELDS.get(kind, {}).items()):
+        return UNREAD
+    if fate == SEALED and not isinstance(payload.get("encrypted_content"), str):
+        return CONTEXT
+    return _message_fate(payload) if kind == "message" else fate
+
+
+def _message_fate(payload: Json) -> str:
+    """Speech, or context that the client injected: told by its kinds, in older files by its text."""
+    if payload["role"] != "user":
+        return MESSAGE if payload["role"] == "assistant" else CONTEXT
+    passthrough = payload.get("internal_chat_message_metadata_passthrough")
+    kinds = passthrough.get("content_item_kinds") if isinstance(passthrough, dict) else None
+    kinds = [k for k in kinds if isinstance(k, str)] if isinstance(kinds, list) else []
+    if any(k.startswith("user.") for k in kinds):
+        return MESSAGE
+    if kinds and all(k.startswith(_CONTEXT_KINDS) for k in kinds):
+        return CONTEXT
+    texts = texts_of(payload["content"], block_types=("input_text",))
+    if not texts or len(texts) < len(payload["content"]):
+        return MESSAGE
+    if all(_framed(text, _CONTEXT_TEXTS) for text in texts):
+        return CONTEXT
+    return NOTE if all(_framed(text, _CONTEXT_TEXTS + _NOTE_TEXTS) for text in texts) else MESSAGE
+
+
+def _framed(text: str, frames: Iterable[tuple[str, str]]) -> bool:
+    text = text.strip()
+    return any(text.startswith(start) and text.endswith(end) for start, end in frames)
+
+
+def _item(payload: Json, index: int, place: int, fate: str, stamp: str) -> Item:
+    item = Item(index, place, fate, stamp=stamp)
+    if fate == MESSAGE:
+        name = payload.get("id") if place < 0 else None
+        name = name if isinstance(name, str) else f"L{index + 1}" + (f".{place + 1}" if place >= 0 else "")
+        parts = _parts(payload)
+        role = "bashExecution" if any(isinstance(p, Shell) for p in parts) else _role(payload)
+        item.message = Message(role, parts, line=index + 1, id=name, files=_patched_files(payload))
+        item.prefixed = role == "user" and item.message.text.startswith(SUMMARY_PREFIX + "\n")
+        item.opens = role in ("user", "custom") and not item.prefixed
+    return item
+
+
+def _role(payload: Json) -> str:
+    kind = str(payload.get("type"))
+    if kind == "message":
+        return str(payload["role"])
+    if kind == "agent_message":
+        return "custom"
+    return "toolResult" if kind.endswith("_output") else "assistant"
+
+
+def _patched_files(payload: Json) -> FileOperations | None:
+    """Files that a call's patch adds or changes."""
+    text = payload.get("input") if payload.get("type") == "custom_tool_call" else payload.get("arguments")
+    if not isinstance(text, str) or "*** Begin Patch" not in text:
+        return None
+    found = _PATCHED.findall(text)
+    added = {path for verb, path in found if verb == "Add"}
+    return FileOperations(written=added, edited={path for verb, path in found if verb != "Add"})
+
+
+def _warn_arguments(session: Session, line: int, payload: Json) -> None:
+    if payload.get("type") == "function_call" and isinstance(_arguments(payload["arguments"]), str):
+        name, call = payload["name"], payload["call_id"]
+        session.warn(line, f"arguments of {name} ({call}) are not a JSON object: kept and shown as text")
+
+
+# ----------------------------------------------------------------------------- parts of one item
+def _line_parts(obj: Json) -> Parts:
+    payload = obj["payload"]
+    if obj.get("type") == "inter_agent_communication":
+        return tuple(Text(t) for t in texts_of(payload.get("content"), block_types=("input_text", "text")))
+    return _parts(payload)
+
+
+def _parts(payload: Json) -> Parts:
+    kind = str(payload.get("type"))
+    if kind in ("message", "agent_message"):
+        return _message_parts(payload.get("content"))
+    if kind == "reasoning":
+        return _reasoning_parts(payload)
+    if kind.endswith("_output"):
+        return (_result(payload),)
+    return _call_parts(kind, payload)
+
+
+def _message_parts(content: object) -> Parts:
+    if not isinstance(content, list):
+        return tuple(Text(text) for text in texts_of(content))
+    parts: list[Part] = []
+    for block in content:
+        text = block.get("text") if isinstance(block, dict) else None
+        if isinstance(text, str):
+            parts.append(_shell(text) or Text(text))
+        elif isinstance(block, dict) and block.get("type") == "input_image":
+            parts.append(Image())
+    return tuple(parts)
+
+
+def _shell(text: str) -> Shell | None:
+    """A command that the user ran in the client, which tells the model command and output."""
+    match = _SHELL.fullmatch(text) if "<user_shell_command>" in text[:40] else None
+    return Shell(match["command"], match["output"] or "", match["status"].strip()) if match else None
+
+
+def _reasoning_parts(payload: Json) -> Parts:
+    """The readable part; `encrypted_content` is neither text nor tokens."""
+    texts = texts_of(payload.get("content"), block_types=("reasoning_text", "text"))
+    texts = texts or texts_of(payload.get("summary"), block_types=("summary_text",))
+    return tuple(Thinking(text) for text in texts)
+
+
+def _call_parts(kind: str, payload: Json) -> Parts:
+    call = payload.get("call_id") if isinstance(payload.get("call_id"), str) else None
+    if kind == "function_call":
+        return (ToolCall(call, payload["name"], _arguments(payload["arguments"])),)
+    if kind == "custom_tool_call":
+        return (ToolCall(call, payload["name"], payload["input"]),)
+    if kind == "image_generation_call":
+        return ToolCall(None, "image_generation", {"prompt": payload.get("revised_prompt")}), Image()
+    arguments = payload.get("arguments") if kind == "tool_search_call" else payload.get("action")
+    return (ToolCall(None if kind == "web_search_call" else call, kind.removesuffix("_call"), arguments),)
+
+
+def _arguments(text: str) -> object:
+    """The object that an argument string holds, or the string itself."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _result(payload: Json) -> ToolResult:
+    call = payload.get("call_id") if isinstance(payload.get("call_id"), str) else None
+    output = payload.get("output")
+    if payload.get("type") == "tool_search_output":
+        return ToolResult(call, (stringify(payload.get("tools")),), name="tool_search")
+    images = sum(isinstance(b, dict) and b.get("type") == "input_image" for b in output or ())
+    name = payload["name"] if isinstance(payload.get("name"), str) else ""
+    return ToolResult(call, texts_of(output, block_types=("input_text", "text")), images, name=name)
+
+
+# ------------------------------------------------------------------------------------ the history
+def _refuse(session: Session) -> None:
+    """Files that hold no history, or only a part of it. Raises TranscriptError."""
+    state: State = session.state
+    if state.bare and not any(fate != UNREAD for fate in state.fates):
+        raise TranscriptError(
+            "a rollout from before August 2025 (bare items, no envelope): its own client no longer resumes it"
+        )
+    origin = state.meta.get("history_base")
+    whole = any(isinstance(step, Compacted) and step.whole for step in state.steps)
+    if isinstance(origin, dict) and not whole:
+        raise TranscriptError(
+            f"this fork holds only its own turns, the rest is in session {origin.get('thread_id')}: resume it "
+            "once and run /compact there, then this file stands on its own"
+        )
+    if state.head is None and state.steps:
+        session.warn(1, "no session_meta: the client can't resume this file")
+    if len(session.records) and session.records.raw(0).startswith(BOM):
+        session.warn(1, "byte order mark: the client refuses the file with it, the output is written without")
+
+
+def _replay(session: Session) -> None:
+    """Base, then every later step, as the client does on resume."""
+    state: State = session.state
+    start = max((i for i, s in enumerate(state.steps) if isinstance(s, Compacted) and s.whole), default=-1)
+    if start >= 0:
+        base = state.steps[start]
+        assert isinstance(base, Compacted)
+        state.base = base
+        _load_replacement(session, base)
+    for step in state.steps[start + 1 :]:
+        if isinstance(step, Item):
+            state.items.append(step)
+        elif isinstance(step, Usage):
+            _place_usage(state, step)
+        elif isinstance(step, Rollback):
+            _roll_back(state, step)
+        else:
+            _load_old_compaction(state, step)
+    state.steps.clear()
+
+
+def _load_replacement(session: Session, base: Compacted) -> None:
+    """`replacement_history` goes to the model as it is; the summary is the item with the record's own text."""
+    state: State = session.state
+    payloads = session.records[base.index].dict["payload"]["replacement_history"]
+    for place, payload in enumerate(payloads):
+        fate = _fate(payload) if isinstance(payload, dict) else UNREAD
+        if fate in (MESSAGE, NOTE, SEALED):
+            state.items.append(_item(payload, base.index, place, fate, base.stamp))
+        if fate == SEALED:
+            session.warn(
+                base.index + 1, "compacted by the client's server: unreadable, carried along as it is"
+            )
+    users = [i for i in state.items if i.message is not None and i.message.role == "user"]
+    same = [i for i in users if i.message is not None and i.message.text == base.text]
+    prefixed = [i for i in users if i.prefixed]
+    if same or prefixed:
+        _make_summary(state, (same or prefixed)[-1])
+
+
+def _make_summary(state: State, item: Item) -> None:
+    old = item.message
+    assert old is not None
+    text = old.text.removeprefix(SUMMARY_PREFIX + "\n")
+    item.message = Message("user", (Text(text),), line=old.line, id=old.id, kind=COMPACTION_SUMMARY,
+                           files=files_in_summary(text))  # fmt: skip
+    item.opens = False
+    state.summary = item
+
+
+def _load_old_compaction(state: State, step: Compacted) -> None:
+    """Without replacement_history: the newest user messages that fit 20 000 tokens, then the summary."""
+    users, room = [], _KEPT_USERS
+    for item in reversed(state.items):
+        if not item.opens or item.message is None or room <= 0:
+            continue
+        users.append(item)
+        room -= math.ceil(len(clean(item.message.text).encode()) / 4)
+    summary = Item(step.index, -1, MESSAGE, Message("user", (Text(step.text),), line=step.index + 1,
+                   id=f"L{step.index + 1}"), stamp=step.stamp)  # fmt: skip
+    _make_summary(state, summary)
+    state.base = step
+    state.items = [*reversed(users), summary]
+
+
+def _roll_back(state: State, step: Rollback) -> None:
+    """Drop the last turns that a user opened; what stands before the first one always stays."""
+    opening = [i for i, item in enumerate(state.items) if item.opens]
+    if not opening or step.turns <= 0:
+        return
+    cut = opening[max(len(opening) - step.turns, 0)]
+    first = state.items[cut]
+    base = state.base.index if state.base else -1
+    start = _turn_line(state, first.index) if first.index > base else base + 1
+    state.undone.update(range(start, step.index + 1))
+    if state.summary in state.items[cut:]:
+        state.summary = None
+    del state.items[cut:]
+
+
+def _place_usage(state: State, usage: Usage) -> None:
+    """A figure belongs to the newest answer before it; the client's own estimate to the newest message."""
+    base = state.base
+    for item in reversed(state.items):
+        message = item.message
+        answered = message is not None and message.role == "assistant" and item.place < 0
+        if message is None or not (answered or usage.estimate):
+            continue
+        stale = base is not None and usage.stamp < base.stamp
+        message.usage_note = usage.note or ("recorded before the last compaction" if stale else "")
+        message.usage = None if message.usage_note else usage.tokens
+        return
+
+
+def _group(items: Sequence[Item]) -> None:
+    """Reasoning and the items of its response that follow it, up to the next reasoning, stay together."""
+    group, open_to_reasoning = None, False
+    for item in items:
+        message = item.message
+        if message is None or message.role != "assistant":
+            group = None
+            continue
+        thinks = not any(not isinstance(part, Thinking) for part in message.parts) and message.kind == ""
+        if thinks and not (group is not None and open_to_reasoning):
+            group = (item.index, item.place)
+        open_to_reasoning = thinks
+        message.group = group
+
+
+def _list_messages(session: Session) -> None:
+    """The summary first, wherever the client put it, then all other messages in order."""
+    state: State = session.state
+    told = [item for item in state.items if item.message is not None]
+    if state.summary is None and told and told[0].prefixed:
+        _make_summary(state, told[0])
+    summary = state.summary
+    rest = [item for item in told if item is not summary]
+    session.messages = [i.message for i in ([summary] if summary else []) + rest if i.message is not None]
+    if summary is not None and summary.message is not None and state.base is not None:
+        there = [i for i in rest if i.place >= 0 or i.index < state.base.index or i.stamp < state.base.stamp]
+        summary.message.kept = len(there)
+        summary.message.at_end = len(there) == len(rest)
+
+
+def _check_pairs(session: Session) -> None:
+    """Warnings for calls without output and outputs without call."""
+    calls: dict[str, Message] = {}
+    answered: set[str] = set()
+    last_talk = 0
+    for position, message in enumerate(session.messages):
+        for part in message.parts:
+            if isinstance(part, ToolCall) and part.id is not None:
+                calls[part.id] = message
+            elif isinstance(part, ToolResult):
+                answered.add(part.id or "")
+                if part.id not in calls:
+                    session.warn(message.line, f"output without call ({part.id}): the client leaves it out")
+            elif isinstance(part, Text):
+                last_talk = position
+    for call in (c for c in calls if c not in answered):
+        pending = session.messages.index(calls[call]) >= last_talk
+        state = (
+            "pending, its output is not there yet" if pending else 'without output, the client says "aborted"'
+        )
+        session.warn(calls[call].line, f"call {call} is {state}")
+
+
+# --------------------------------------------------------------------------------------- writing
+def in_place_refusal(session: Session) -> str | None:
+    """Why this file must not be shortened under its own name, with the way out; None when it may."""
+    if not session.state.paginated:
+        return None
+    return (
+        "a paginated session can't be shortened in place: the client's list of turns would stay as it is, and "
+        "forks point into this file; write the result elsewhere (-o, --output-dir) or use --append"
+    )
+
+
+def file_name(session: Session, checkpoint: Checkpoint) -> str:
+    """The name under which the client finds the shortened session (in sessions/YYYY/MM/DD of its home)."""
+    state: State = session.state
+    moment = parse_time(state.meta.get("timestamp")) or state.moment
+    name = _new_id(session, checkpoint, "thread") if state.paginated else session.session_id
+    return f"rollout-{moment.astimezone(UTC):%Y-%m-%dT%H-%M-%S}-{name}.jsonl"
+
+
+def select(session: Session, plan: CompactionPreparation) -> list[int]:
+    """The header, and the tail's own lines without the context that the client writes again."""
+    state: State = session.state
+    lines, kept_calls = _kept_lines(state, plan)
+    start = _tail_start(state, min(lines)) if lines else len(session.records)
+    end = len(session.records) - ends_in_torn_line(session.records)
+    fates = (MESSAGE, NOTE, SEALED, EVENT, MIRROR, TURN, UNREAD)
+    removed_calls = _calls(state) - kept_calls
+    chosen = [] if state.head is None else [state.head]
+    for index in range(start, end):
+        fate = state.fates[index]
+        if fate not in fates or index in state.undone or (fate == MESSAGE and index not in lines):
+            continue
+        if state.calls.get(index) not in removed_calls:
+            chosen.append(index)
+    return chosen
+
+
+def _kept_lines(state: State, plan: CompactionPreparation) -> tuple[set[int], set[str]]:
+    """Lines that are kept messages, and the calls in the kept messages."""
+    lines = {
+        item.index for item in _kept(state, plan) if item.message is not None and _behind_base(state, item)
+    }
+    calls = {p.id for m in plan.retained_tail for p in m.parts if isinstance(p, ToolCall) and p.id}
+    return lines, calls
+
+
+def _kept(state: State, plan: CompactionPreparation) -> list[Item]:
+    """Items of the kept messages, the notes behind the first of them, and every sealed compaction."""
+    tail = {id(message) for message in plan.retained_tail}
+    first = next(
+        (p for p, i in enumerate(state.items) if i.message and id(i.message) in tail), len(state.items)
+    )
+    return [
+        item
+        for position, item in enumerate(state.items)
+        if item.fate == SEALED or (item.message is None and position > first) or id(item.message) in tail
+    ]
+
+
+def _behind_base(state: State, item: Item) -> bool:
+    return item.place < 0 and (state.base is None or item.index > state.base.index)
+
+
+def _calls(state: State) -> set[str]:
+    messages = (item.message for item in state.items)
+    return {p.id for m in messages if m is not None for p in m.parts if isinstance(p, ToolCall) and p.id}
+
+
+def _tail_start(state: State, first: int) -> int:
+    """The line that opens the turn of the first kept message, or the events that announce the message."""
+    start = _turn_line(state, first)
+    if start == first:
+        while start > 0 and state.fates[start - 1] == MIRROR:
+            start -= 1
+    return start
+
+
+def _turn_line(state: State, index: int) -> int:
+    """Line of the `task_started` before `index` when only context and events lie between, else `index`."""
+    for line in range(index - 1, -1, -1):
+        if state.fates[line] == TURN:
+            return line
+        if state.fates[line] in (MESSAGE, NOTE, SEALED, PAST, UNDO, HEAD):
+            return index
+    return index
+
+
+def rebuild(session: Session, plan: CompactionPreparation, kept: Sequence[int],
+            checkpoint: Checkpoint) -> Iterator[Piece]:  # fmt: skip
+    """Header, the client's own compaction record, the tail, and an honest `token_count`.
+
+    A paginated session gets a new thread id (`file_name`), and its lines are numbered from 0.
+    """
+    state: State = session.state
+    numbered = iter(range(len(kept) + 2)) if state.paginated else None
+    head = [index for index in kept if index == state.head]
+    for index in head:
+        yield _header(session, index, checkpoint, numbered)
+    moved = [i for i in _kept(state, plan) if not _behind_base(state, i) or i.index not in set(kept)]
+    yield _new_line(session, 1, numbered, "compacted", _compacted(session, moved, checkpoint))
+    for index in kept[len(head) :]:
+        yield _tail_line(session, index, numbered)
+    yield _new_line(session, 2, numbered, "event_msg", _token_count(session, checkpoint))
+
+
+def append(session: Session, plan: CompactionPreparation, checkpoint: Checkpoint) -> bytes:
+    """What is written behind the old bytes instead, which stay: a turn with the client's own records."""
+    state: State = session.state
+    ordinal = state.last_ordinal + 1
+    numbered = iter(range(ordinal, ordinal + 5)) if state.paginated else None
+    turn = _new_id(session, checkpoint, "turn")
+    started = {"type": "task_started", "turn_id": turn, "model_context_window": session.context_window}
+    shown = _shown_compaction(session, checkpoint, turn) if state.paginated else {"type": "context_compacted"}
+    complete = {"type": "task_complete", "turn_id": turn, "last_agent_message": None}
+    raw = session.records.raw(len(session.records) - 1)
+    return b"".join((
+        b"" if raw.endswith(b"\n") else session.records.newline,
+        _new_line(session, 1, numbered, "event_msg", dump(started)),
+        _new_line(session, 2, numbered, "compacted", _compacted(session, _kept(state, plan), checkpoint)),
+        _new_line(session, 3, numbered, "event_msg", _token_count(session, checkpoint)),
+        _new_line(session, 4, numbered, "event_msg", dump(shown)),
+        _new_line(session, 5, numbered, "event_msg", dump(complete)),
+    ))  # fmt: skip
+
+
+def _header(session: Session, index: int, checkpoint: Checkpoint, numbered: Iterator[int] | None) -> Piece:
+    """A legacy header as it is; a paginated one with the new thread id, and no parent to read from."""
+    raw = session.records.raw(index)
+    terminated = _terminated(session, raw.removeprefix(BOM))
+    if numbered is None:
+        return index if terminated == raw else (index, terminated)
+    name = dump(_new_id(session, checkpoint, "thread"))
+    spliced = splice(terminated, ("ordinal",), b"%d" % next(numbered))
+    for path in (("payload", "id"), ("payload", "session_id")):
+        spliced = splice(spliced, path, name)
+    return index, splice(spliced, ("payload", "history_base"), b"null")
+
+
+def _tail_line(session: Session, index: int, numbered: Iterator[int] | None) -> Piece:
+    raw = session.records.raw(index)
+    line = _terminated(session, raw)
+    if numbered is not None and session.state.fates[index] != UNREAD:
+        line = splice(line, ("ordinal",), b"%d" % next(numbered))
+    return index if line == raw else (index, line)
+
+
+def _terminated(session: Session, raw: bytes) -> bytes:
+    return raw if raw.endswith(b"\n") else raw + session.records.newline
+
+
+def _new_line(session: Session, milliseconds: int, numbered: Iterator[int] | None, kind: str,
+              payload: bytes) -> bytes:  # fmt: skip
+    """One line, `milliseconds` after the newest one of the file."""
+    stamp = format_time(session.state.moment, milliseconds=milliseconds).encode()
+    ordinal = b"" if numbered is None else b',"ordinal":%d' % next(numbered)
+    line = b'{"timestamp":"%s"%s,"type":"%s","payload":%s}' % (stamp, ordinal, kind.encode(), payload)
+    return line + session.records.newline
+
+
+def _compacted(session: Session, items: Iterable[Item], checkpoint: Checkpoint) -> bytes:
+    """Payload of a compaction record; kept items are copied from their lines, byte for byte."""
+    text = dump(f"{SUMMARY_PREFIX}\n{checkpoint.summary}")
+    summary = b'{"type":"message","role":"user","content":[{"type":"input_text","text":%s}]}' % text
+    ordered = sorted(items, key=lambda item: item.fate != SEALED)
+    history = b",".join([summary, *_item_bytes(session.records, ordered)])
+    window = dump(_window(session, checkpoint))[1:-1]
+    return b'{"message":%s,"replacement_history":[%s],%s}' % (text, history, window)
+
+
+def _item_bytes(records: Records, items: Sequence[Item]) -> Iterator[bytes]:
+    """The item's own bytes: a line's payload, or an element of a replacement_history."""
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for item in items:
+        raw = records.raw(item.index)
+        if item.index not in spans:
+            path = ("payload",) if item.place < 0 else ("payload", "replacement_history")
+            span = value_span(raw, path) or (0, 0)
+            spans[item.index] = [span] if item.place < 0 else list(elements(raw, *span))
+        start, end = spans[item.index][max(item.place, 0)]
+        yield raw[start:end]
+
+
+def _window(session: Session, checkpoint: Checkpoint) -> Json:
+    """The client numbers its context windows: 0 is the session's first, each compaction begins another."""
+    state: State = session.state
+    known = state.meta.get("context_window")
+    first = known.get("window_id") if isinstance(known, dict) else None
+    number = state.compactions + 1
+    previous: Any = None
+    if state.window:
+        number = state.window["window_number"] + 1
+        first, previous = state.window["first_window_id"] or first, state.window["window_id"]
+    elif first is not None:
+        number, previous = 1, first
+    ids = {"first_window_id": first, "previous_window_id": previous}
+    return {
+        "window_number": number,
+        **{name: value for name, value in ids.items() if value is not None},
+        "window_id": _new_id(session, checkpoint, "window"),
+    }
+
+
+def _token_count(session: Session, checkpoint: Checkpoint) -> bytes:
+    """The client compacts at once when this figure is stale, and believes it when it is too low."""
+    names = (
+        "input_tokens",
+        "cached_input_tokens",
+        "output_tokens",
+        "reasoning_output_tokens",
+        "total_tokens",
+    )
+    info = {
+        "total_token_usage": session.state.total_usage or dict.fromkeys(names, 0),
+        "last_token_usage": {**dict.fromkeys(names, 0), "total_tokens": checkpoint.tokens_after},
+        "model_context_window": session.context_window,
+    }
+    return dump({"type": "token_count", "info": info, "rate_limits": None})
+
+
+def _shown_compaction(session: Session, checkpoint: Checkpoint, turn: str) -> Json:
+    """How a paginated session shows on the screen that it was compacted."""
+    moment = int(session.state.moment.timestamp() * 1000) + 4
+    return {
+        "type": "item_completed",
+        "thread_id": session.session_id,
+        "turn_id": turn,
+        "item": {"type": "ContextCompaction", "id": _new_id(session, checkpoint, "item")},
+        "started_at_ms": moment,
+        "completed_at_ms": moment,
+    }
+
+
+def _new_id(session: Session, checkpoint: Checkpoint, purpose: str) -> str:
+    """A UUIDv7 (RFC 9562) whose time is the file's newest and whose random bits are derived."""
+    seed = "\0".join((purpose, session.session_id or "", checkpoint.hash, clean(checkpoint.summary)))
+    bits = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:10])
+    value = int(session.state.moment.timestamp() * 1000) << 80 | bits
+    value = value & ~(0xF << 76) | 7 << 76
+    return str(uuid.UUID(int=value & ~(0b11 << 62) | 0b10 << 62))
+
+
+def message_of(record: Record) -> Message | None:
+    """The message on one line; of a compaction its summary."""
+    payload = record.dict.get("payload")
+    if record.note or not isinstance(payload, dict):
+        return None
+    if record.dict.get("type") == "compacted" and isinstance(payload.get("message"), str):
+        text = payload["message"].removeprefix(SUMMARY_PREFIX + "\n")
+        return Message("user", (Text(text),), line=record.number, kind=COMPACTION_SUMMARY)
+    if record.dict.get("type") == "inter_agent_communication":
+        return Message("custom", _line_parts(record.dict), line=record.number)
+    if record.dict.get("type") != "response_item" or _fate(payload) != MESSAGE:
+        return None
+    return _item(payload, record.number - 1, -1, MESSAGE, "").message
