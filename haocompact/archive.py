@@ -334,10 +334,10 @@ class Archive:
             problem = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if problem != "ok":
                 raise DamagedArchive(f"the archive is damaged ({problem})")
-        for segment in self.segments():
-            yield from (Damage(segment.hash, what) for what in self._segment_damage(segment))
-        for run in self.runs():
-            yield from (Damage(run.hash, what) for what in self._run_damage(run))
+            for segment in self.segments():
+                yield from (Damage(segment.hash, what) for what in self._segment_damage(segment))
+            for run in self.runs():
+                yield from (Damage(run.hash, what) for what in self._run_damage(run))
 
     def stats(self) -> Stats:
         """How much is stored, and in how many bytes."""
@@ -620,7 +620,6 @@ class _Spool:
 
     def add(self, data: bytes) -> Callable[[], Iterator[bytes]]:
         """Compress one frame. The result reads its parts of at most PART_SIZE bytes."""
-        self._file.seek(0, os.SEEK_END)
         start, sizes = self._file.tell(), list[int]()
         compressor = self._usual if len(data) < LONG_FRAME else _compressor(self._level, len(data))
         for part in _compressed(data, compressor):
@@ -793,6 +792,10 @@ def _check_schema(db: sqlite3.Connection) -> None:
         )
 
 
+# What reading raises where a damaged file gives bytes that are no zstd, or a value of another type.
+_NONSENSE = (zstandard.ZstdError, struct.error, UnicodeDecodeError, TypeError)
+
+
 @contextmanager
 def _plain_errors(path: Path) -> Iterator[None]:
     """Turn errors of sqlite3, zstd and the disk into one line that names the archive and what happened."""
@@ -803,8 +806,8 @@ def _plain_errors(path: Path) -> Iterator[None]:
         raise
     except sqlite3.Error as error:
         raise _sqlite_error(error, path) from error
-    except (zstandard.ZstdError, struct.error) as error:
-        raise DamagedArchive(f"stored bytes can't be decompressed ({error})", path=str(path)) from error
+    except _NONSENSE as error:
+        raise DamagedArchive(f"what is stored makes no sense ({error})", path=str(path)) from error
     except OSError as error:
         raise _disk_error(error, path) from error
 

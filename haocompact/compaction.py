@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from haocompact.cjk import cjk_quarters
+from haocompact.errors import UsageError
 from haocompact.jsjson import stringify, utf16_key, utf16_length
 
 COMPACTION_SUMMARY = "compaction_summary"
@@ -170,6 +171,20 @@ class Estimator:
 CHARS = Estimator("chars", utf16_length)
 CJK = Estimator("cjk", cjk_quarters)
 ESTIMATORS = {"cjk": CJK, "chars": CHARS}
+
+
+def tiktoken_estimator(encoding: str) -> Estimator:
+    """Exact counts. Raises UsageError when the encoding can't be had: its files may have to be fetched."""
+    import tiktoken
+
+    try:
+        encode = tiktoken.get_encoding(encoding).encode_ordinary
+    except ValueError as error:
+        raise UsageError(f"tiktoken knows no encoding {encoding!r}") from error
+    except (OSError, KeyError) as error:  # requests' errors derive from OSError
+        raise UsageError(f"the encoding {encoding} can't be loaded: set TIKTOKEN_CACHE_DIR to a folder that "
+                         "has its file, or choose another --estimator") from error  # fmt: skip
+    return Estimator(f"tiktoken:{encoding}", lambda text: 4 * len(encode(text.encode("utf-8", "replace").decode())))
 
 
 def estimate_tokens(message: Message, estimator: Estimator) -> int:
@@ -402,6 +417,41 @@ def _call_start(messages: Sequence[Message], index: int) -> int:
         if found:
             start, missing = i, missing - found
     return start
+
+
+def cut_obstacles(messages: Sequence[Message], *, repair: bool = True) -> list[str | None]:
+    """Why each message can't start a kept tail; None where it can. One pass over all messages.
+
+    "tool result" or the role; "group" inside one response; "pair" between a call and its result.
+    """
+    obstacles: list[str | None] = [None] * len(messages)
+    if repair:
+        for name, first, last in (*_group_spans(messages), *_pair_spans(messages)):
+            obstacles[first + 1 : last + 1] = [name] * (last - first)
+    points = set(find_valid_cut_points(messages, 0, len(messages), repair=repair))
+    for i, message in enumerate(messages):
+        if i not in points:
+            obstacles[i] = "tool result" if message.role == "toolResult" else message.role
+    return obstacles
+
+
+def _group_spans(messages: Sequence[Message]) -> Iterable[tuple[str, int, int]]:
+    spans: dict[object, tuple[int, int]] = {}
+    for i, message in enumerate(messages):
+        if message.group is not None:
+            spans[message.group] = spans.get(message.group, (i, i))[0], i
+    return [("group", first, last) for first, last in spans.values()]
+
+
+def _pair_spans(messages: Sequence[Message]) -> Iterable[tuple[str, int, int]]:
+    calls: dict[str, int] = {}
+    spans: list[tuple[str, int, int]] = []
+    for i, message in enumerate(messages):
+        calls.update(dict.fromkeys(_call_ids(message), i))
+        for part in message.parts:
+            if isinstance(part, ToolResult) and part.id in calls:
+                spans.append(("pair", calls[part.id], i))
+    return spans
 
 
 def _call_ids(message: Message) -> list[str]:

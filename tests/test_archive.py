@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,7 +128,7 @@ def archive(path: Path) -> Iterator[Archive]:
 
 @settings(max_examples=80, deadline=None)
 @given(
-    lines=st.lists(st.one_of(st.binary(max_size=40), st.binary(max_size=300).map(lambda b: b + b"\n"))),
+    lines=st.lists(st.one_of(st.binary(max_size=99), st.text("a\r\n", max_size=5).map(str.encode))),
     data=st.data(),
     frame=st.sampled_from([1, 64, 1 << 20]),
 )
@@ -146,9 +148,20 @@ def test_any_lines_and_any_recipe_come_back(lines: list[bytes], data: st.DataObj
     assert (segment.lines, segment.size) == (len(removed), sum(map(len, removed)))
 
 
-@given(st.lists(st.integers(-(2**62), 2**62)))
+@given(st.lists(st.integers(-(2**61), 2**61)))
 def test_packed_numbers_come_back(numbers: list[int]) -> None:
     assert module._unpack(module._pack(numbers)) == tuple(numbers)
+
+
+def test_a_flipped_bit_in_packed_numbers_is_found() -> None:
+    numbers = tuple(range(0, 900, 3))
+    blob = module._pack(numbers)
+    for bit in range(8 * len(blob)):
+        spoilt = (int.from_bytes(blob) ^ 1 << bit).to_bytes(len(blob))
+        try:
+            assert module._unpack(spoilt) == numbers
+        except (zstandard.ZstdError, struct.error):
+            pass
 
 
 def test_everything_about_a_segment_and_a_run_is_kept(archive: Archive, path: Path) -> None:
@@ -183,11 +196,11 @@ def test_runs_come_newest_first(archive: Archive) -> None:
 @pytest.mark.parametrize("level", [1, 19])
 def test_a_line_of_30_mb(tmp_path: Path, level: int) -> None:
     size = 30_000_000 if level == 1 else 3_000_000
-    lines = [b"a\n", random.Random(1).randbytes(size) + b"\n", b"b\n", b"c\n", b"d\n"]
+    lines = [b"a\n", b"b\n", random.Random(1).randbytes(size) + b"\n", b"c\n", b"d\n", b"e\n"]
     with Archive.open(tmp_path / "a.db", create=True, level=level) as archive:
         run = keep(archive, lines)
-        assert count(tmp_path / "a.db", "parts") == 3 + (size - 1) // module.PART_SIZE
-        assert list(archive.lines(run.hash, [1, 0])) == [b"b\n", lines[1]]
+        assert count(tmp_path / "a.db", "parts") == 4 + (size - 1) // module.PART_SIZE
+        assert list(archive.lines(run.hash, [1, 0])) == [lines[2], b"b\n"]
         assert b"".join(archive.restore(run)) == b"".join(lines)
 
 
@@ -380,6 +393,8 @@ def test_a_flipped_byte_is_named(archive: Archive, path: Path, index: int) -> No
     assert b"".join(archive.restore(whole)) == b"".join(SAMPLE)
     with pytest.raises(DamagedArchive):
         keep(archive, [b"head\n", *lines, b"1\n", b"2\n"], "/logs/new.jsonl")
+    with pytest.raises(DamagedArchive):
+        keep(archive, [b"head\n", *lines, b"1\n", b"2\n"], run.source)
     assert {r.source for r in archive.runs()} == {run.source, whole.source}
 
 
@@ -396,6 +411,22 @@ def test_a_damaged_table_is_named(archive: Archive, path: Path, statement: str) 
     with closing(sqlite3.connect(path)) as db, db:
         db.execute(statement)
     assert {damage.hash for damage in archive.verify()} == {run.hash}
+
+
+def test_missing_frames_and_a_damaged_index(archive: Archive, path: Path) -> None:
+    run = keep(archive, [b"head\n", *long_lines(2), b"1\n", b"2\n"])
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DELETE FROM pieces WHERE first > 0")
+    assert len(list(archive.verify())) == 2
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("PRAGMA writable_schema = ON")
+        index = "CREATE INDEX runs_output ON runs (input_sha256)"
+        db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'runs_output'", (index,))
+    with pytest.raises(DamagedArchive, match="SHA-256"):
+        list(archive.raw(run.hash))
+    archive.close()
+    with Archive.open(path) as again, pytest.raises(DamagedArchive, match="runs_output"):
+        list(again.verify())
 
 
 def test_any_flipped_byte_of_the_file_is_harmless_or_found(tmp_path: Path) -> None:
@@ -521,6 +552,10 @@ def test_a_full_disk(archive: Archive, path: Path, monkeypatch: pytest.MonkeyPat
     assert list(archive.verify()) == []
 
 
+def test_a_commit_reaches_the_disk(archive: Archive) -> None:
+    assert archive._db.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
 def test_a_locked_archive(archive: Archive, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUSY_SECONDS", 0.05)
     with Archive.open(path) as second, archive._transaction():
@@ -568,6 +603,35 @@ def test_kill_9_in_the_middle_of_store(archive: Archive, path: Path, method: str
     again = child(WORKER, path, "killed")
     assert (again.communicate()[1], again.returncode) == (b"", 0)
     assert len(archive.runs()) == 2
+
+
+def test_another_process_makes_the_tables_first(path: Path) -> None:
+    class Late:
+        def __init__(self, db: sqlite3.Connection) -> None:
+            self.db = db
+
+        def execute(self, statement: str) -> sqlite3.Cursor:
+            if statement == "BEGIN IMMEDIATE":
+                Archive.open(path, create=True).close()
+            return self.db.execute(statement)
+
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        module._create_schema(Late(db))
+    Archive.open(path).close()
+
+
+def test_a_reader_delays_the_switch_to_wal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_switch_to_wal", lambda db: None)
+        Archive.open(path, create=True).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM runs").fetchall()
+        monkeypatch.setattr(module, "BUSY_SECONDS", 1)
+        monkeypatch.setattr(module.time, "sleep", lambda _: reader.execute("COMMIT"))
+        with Archive.open(path, create=True) as archive:
+            assert archive._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_kill_9_before_the_archive_is_complete(tmp_path: Path) -> None:

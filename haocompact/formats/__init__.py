@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from haocompact.errors import TranscriptError
-from haocompact.formats import haocode, openai_chat, pi
+from haocompact.formats import claude_code, codex, haocode, openai_chat, pi
 from haocompact.formats.session import Format
 from haocompact.records import Record, Records
 
 FORMATS: dict[str, Format] = {
     "pi": pi,
+    "claude": claude_code,
+    "codex": codex,
     "haocode": haocode,
     "openai": openai_chat,
 }

@@ -10,7 +10,8 @@ Writing: session metadata, a native boundary, the summary, then the kept lines i
 client forces these edits on a kept line, spliced into its bytes, each only where it is needed:
 
     parentUuid   the kept line before it (forks lose calls on 2.0.76); inserted where it is missing
-    timestamp    1 ms after the line before, where time would run backwards (leaf = newest up to 2.1.100)
+    timestamp    1 ms after the line before, where time would run backwards, or stand still at the last
+                 line (up to 2.1.100 the newest line is the branch end)
     usage        zero where it says more than 100,000 tokens (the client would compact again at once)
     NUL bytes    around a record go, and so does a byte order mark that would not be the first byte
 """
@@ -24,7 +25,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import groupby
 
@@ -89,6 +90,7 @@ FILE_KEYS = ("file_path", "notebook_path")
 
 USAGE_KEYS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
 CAVEAT = "local-command-caveat"
+OPENINGS = (CAVEAT, "command-name", "command-message", "bash-input")
 KEPT_TAIL = "keptTailUuid"  # our own key in compactMetadata: usage up to this line is stale
 QUIET_USAGE = 100_000  # tokens; clients compact at once from 150,000 up
 COPIED = ("userType", "entrypoint", "cwd", "sessionId", "version", "gitBranch", "agentId", "teamName")
@@ -96,7 +98,7 @@ PREAMBLE = (
     "This session is being continued from a previous conversation that ran out of context. "
     "The summary below covers the earlier portion of the conversation."
 )
-_PREAMBLE = re.compile(r"This session is being continued from a previous conversation[^\n]*\n+(?:Summary:\n)?")
+_PREAMBLE = re.compile(r"This session is being continued from a previous [^\n]*\n+(?:Summary:\n)?")
 _CLOSINGS = (
     "\n\nIf you need specific details from before compaction",
     "\n\nRecent messages are preserved verbatim",
@@ -110,7 +112,7 @@ _COMMAND = re.compile(r"\s*<(?P<tag>local-command-caveat|command-name|command-me
 
 
 # ------------------------------------------------------------------------------------------ lines
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """What linking needs of one chain line. `role` is "" when the line is no message."""
 
@@ -161,13 +163,13 @@ def sniff(obj: Json, first: bool) -> int:
 
 def _node(index: int, obj: Json) -> Node | None:
     """The chain line that `obj` is, or None."""
-    kind, own, parent, source = (obj.get(k) for k in ("type", "uuid", "parentUuid", "sourceToolAssistantUUID"))
+    kind, own, parent = (obj.get(k) for k in ("type", "uuid", "parentUuid"))
     if kind not in CHAIN or not isinstance(own, str):
         return None
     node = Node(index, own, parent if isinstance(parent, str) and parent else None, str(kind), _stamp(obj))
     node.side, node.team, node.meta = (bool(obj.get(k)) for k in ("isSidechain", "teamName", "isMeta"))
     node.agent = agent if isinstance(agent := obj.get("agentId"), str) else None
-    node.source = source if isinstance(source, str) else None
+    node.source = source if isinstance(source := obj.get("sourceToolAssistantUUID"), str) else None
     if kind == "system" and obj.get("subtype") == "compact_boundary":
         metadata = obj.get("compactMetadata")
         node.boundary = metadata if isinstance(metadata, dict) else {}
@@ -224,7 +226,7 @@ def _ids(blocks: Iterable[Json], kind: str, key: str) -> tuple[str, ...]:
 def _context_tokens(message: Json) -> int:
     """Tokens of the context once the response was made: input, both caches and output."""
     usage = message.get("usage")
-    return numbers(usage, *USAGE_KEYS) if isinstance(usage, dict) else 0
+    return int(numbers(usage, *USAGE_KEYS)) if isinstance(usage, dict) else 0
 
 
 # ---------------------------------------------------------------------------------------- reading
@@ -282,7 +284,8 @@ def _link(session: Session, nodes: Sequence[Node], leaf: str | None) -> tuple[di
     repeated = len(nodes) - len(live)
     if repeated:
         first = next(n for n in nodes if last[n.uuid] is not n)
-        session.warn(first.index + 1, f"uuid {first.uuid} is repeated ({repeated} such lines): the last one counts")
+        session.warn(first.index + 1, f"uuid {first.uuid} is repeated ({repeated} lines too many): "
+                     "the last one counts")  # fmt: skip
     live = _preserve(live, leaf)
     missing = set()
     before: dict[tuple[bool, str | None], Node] = {}
@@ -311,8 +314,9 @@ def _preserve(live: dict[str, Node], leaf: str | None) -> dict[str, Node]:
     if leaf in live and live[leaf].index < boundary.index and leaf not in listed:
         return live
     kept = {u: n for u, n in live.items() if n.index >= boundary.index or u in listed or u == anchor}
+    moved = {anchor} | (live.keys() - kept.keys())
     for node in kept.values():
-        if node.uuid not in listed and (node.parent == anchor or (node.parent in live and node.parent not in kept)):
+        if node.uuid not in listed and node.uuid != anchor and node.parent in moved:
             node.parent = uuids[-1]
     for previous, own in zip([anchor, *uuids], uuids, strict=False):
         kept[own].parent = previous
@@ -383,16 +387,20 @@ def _walk(session: Session, leaf: Node, nodes: Sequence[Node]) -> list[Node]:
     positions = [n.index for n in nodes]
     chain: list[Node] = []
     seen: set[int] = set()
+    circles: list[int] = []
     node: Node | None = leaf
     while node is not None:
         seen.add(node.index)
         chain.append(node)
         above = node.above
         if above is not None and above.index in seen:
-            session.warn(node.index + 1, "parent links form a circle: the line before is taken as the parent")
+            circles.append(node.index + 1)
             before = reversed(nodes[: bisect_left(positions, node.index)])
             above = next((n for n in before if n.index not in seen and n.side == leaf.side), None)
         node = above
+    if circles:
+        session.warn(circles[-1], f"parent links form circles (lines {_some(map(str, reversed(circles)))}): "
+                     "the line before is taken as the parent")  # fmt: skip
     return chain[::-1]
 
 
@@ -420,7 +428,8 @@ def _with_parallels(live: Mapping[str, Node], chain: list[Node]) -> list[Node]:
     return [n for link in chain for n in (link, *inserts.get(link.uuid, ()))]
 
 
-def _results_by_response(live: Mapping[str, Node], siblings: Mapping[str, list[Node]]) -> dict[str, list[Node]]:
+def _results_by_response(live: Mapping[str, Node],
+                         siblings: Mapping[str, list[Node]]) -> dict[str, list[Node]]:  # fmt: skip
     """Result lines that may belong to a response: by parent, by their source line, by the ids they answer."""
     owners: dict[str, Node | None] = {}
     for members in siblings.values():
@@ -486,14 +495,15 @@ def _messages(records: Records, context: Sequence[Node]) -> list[Message]:
     last = {n.response or n.uuid: n.index for n in context if n.role == "assistant"}
     messages = []
     for node in context:
-        if node.role and (not node.summary or node is context[0]):
+        if node.role:
             measured = last.get(node.response or node.uuid) == node.index
             messages.append(_message(records, node, groups.get(node.index), measured))
     return messages
 
 
 def _message(records: Records, node: Node, group: object, measured: bool) -> Message:
-    message = Message(node.role, lazily(records, node.index, _parts), line=node.index + 1, id=node.uuid, group=group)
+    parts = lazily(records, node.index, _parts)
+    message = Message(node.role, parts, line=node.index + 1, id=node.uuid, group=group)
     if node.summary:
         message.kind, message.files = COMPACTION_SUMMARY, files_in_summary(message.text)
     elif node.meta or node.role == "system":
@@ -517,7 +527,7 @@ def _response_groups(context: Sequence[Node]) -> dict[int, object]:
         for i, node in enumerate(lines):
             if i > end:
                 group = (node.response, node.uuid)
-            end = max(end, last.get(node.response, -1))
+            end = max(end, last.get(node.response or "", -1))
             if i <= end:
                 groups[node.index] = group
     return groups
@@ -538,13 +548,16 @@ def _turns() -> Callable[[tuple[int, Node]], int]:
 def _command_groups(context: Sequence[Node]) -> dict[int, object]:
     """Record index -> group, for a local command: its caveat, the command, what it expands to or prints."""
     groups: dict[int, object] = {}
-    group: object = None
+    group, before = None, ""
     for node in (n for n in context if n.role):
-        starts = node.command == CAVEAT or (node.command.startswith(("command", "bash-input")) and group is None)
-        follows = group is not None and (node.command or node.meta)
-        group = ("command", node.uuid) if starts else group if follows else None
+        opens = node.command in OPENINGS and before not in OPENINGS
+        if node.command == CAVEAT or opens:
+            group = ("command", node.uuid)
+        elif not node.command and not (node.meta and group):
+            group = None
         if group is not None:
             groups[node.index] = group
+        before = node.command
     return groups
 
 
@@ -625,7 +638,7 @@ def message_of(record: Record) -> Message | None:
     """The message that one line holds, whatever became of it; None for a line that is no message."""
     obj = record.dict
     node = _node(record.number - 1, obj)
-    if node is None or not isinstance(obj.get("message"), dict) and node.role != "system":
+    if node is None or (node.role != "system" and not isinstance(obj.get("message"), dict)):
         return None
     parts = _parts(obj)
     if any(isinstance(p, ToolCall) for p in parts):
@@ -660,7 +673,8 @@ def _some(names: Iterable[str], most: int = 8) -> str:
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
-def _count_ends(session: Session, leaves: Sequence[tuple[int, Node]], path: Sequence[Node], start: int) -> None:
+def _count_ends(session: Session, leaves: Sequence[tuple[int, Node]], path: Sequence[Node],
+                start: int) -> None:  # fmt: skip
     """Count branch ends since the last compaction: ends of branches that said something of their own."""
     on_path = {n.index for n in path}
     responses = {n.response for n in path if n.response}
@@ -677,7 +691,7 @@ def _count_ends(session: Session, leaves: Sequence[tuple[int, Node]], path: Sequ
         session.warn(later[-1].index + 1, f"another branch is newer: its end is {later[-1].uuid}")
 
 
-def _says(node: Node, responses: set[str | None]) -> bool:
+def _says(node: Node, responses: set[str]) -> bool:
     """Whether a line off the path is a prompt or an answer, not a stray of a response on the path."""
     return (node.role == "user" and not node.meta) or (
         node.role == "assistant" and node.response not in responses
@@ -704,7 +718,7 @@ def select(session: Session, plan: CompactionPreparation) -> list[int]:
 def _tail(session: Session, plan: CompactionPreparation) -> list[Node]:
     """Chain lines from the first kept message on, in model order: what is kept, and what hangs between.
 
-    Of lines with one uuid the last counts. Progress lines are links only, and go.
+    Progress lines are links only, and go.
     """
     context: list[Node] = session.state.context
     if not plan.retained_tail:
@@ -765,45 +779,61 @@ def _head(session: Session, plan: CompactionPreparation, tail: Sequence[Node], c
     """The native records of a compaction, stamped 2 and 1 ms before the tail."""
     context: list[Node] = session.state.context
     first = tail[0] if tail else context[-1]
-    previous = context[context.index(first) - 1] if tail else first
-    moment = next((m for n in (tail or context) if (m := parse_time(n.stamp))), datetime(1970, 1, 2))
+    previous = context[max(context.index(first) - 1, 0)] if tail else first
+    moment = next(
+        (m for n in (tail or context) if (m := parse_time(n.stamp))), datetime(1970, 1, 2, tzinfo=UTC)
+    )
     source = session.records[first.index].dict
     copied = {key: source[key] for key in COPIED if key in source}
-    metadata = {"trigger": "manual", "preTokens": checkpoint.tokens_before,
-                "messagesSummarized": len(plan.messages_to_summarize) + len(plan.turn_prefix_messages)}  # fmt: skip
+    count = len(plan.messages_to_summarize) + len(plan.turn_prefix_messages)
+    metadata: Json = {"trigger": "manual", "preTokens": checkpoint.tokens_before, "messagesSummarized": count}
     if tail:
         metadata[KEPT_TAIL] = max(tail, key=lambda n: n.index).uuid
-    content = f"{PREAMBLE}\n\nSummary:\n{checkpoint.summary}"
+    message = {"role": "user", "content": f"{PREAMBLE}\n\nSummary:\n{checkpoint.summary}"}
     return (
         {"parentUuid": None, "logicalParentUuid": previous.uuid, "isSidechain": first.side, "type": "system",
          "subtype": "compact_boundary", "content": "Conversation compacted", "isMeta": False,
          "timestamp": format_time(moment, milliseconds=-2), "uuid": boundary, "level": "info",
          "compactMetadata": metadata, **copied},
-        {"parentUuid": boundary, "isSidechain": first.side, "type": "user",
-         "message": {"role": "user", "content": content}, "isVisibleInTranscriptOnly": True,
-         "isCompactSummary": True, "uuid": summary, "timestamp": format_time(moment, milliseconds=-1), **copied},
+        {"parentUuid": boundary, "isSidechain": first.side, "type": "user", "message": message,
+         "isVisibleInTranscriptOnly": True, "isCompactSummary": True, "uuid": summary,
+         "timestamp": format_time(moment, milliseconds=-1), **copied},
     )  # fmt: skip
 
 
 def _straightened(records: Records, tail: Sequence[Node], summary: str) -> dict[int, bytes]:
     """Record index -> bytes of the lines that change: each hangs on the kept line before it."""
     edits = {}
-    parent, latest = summary, None
+    stamps = _forward_stamps(tail)
+    parent = summary
     for node in tail:
         record = records[node.index]
         raw = _without_nul(record)
         if record.dict.get("parentUuid") != parent:
             raw = _put(raw, "parentUuid", parent)
-        moment = parse_time(node.stamp)
-        if moment is not None and latest is not None and moment < latest:
-            stamp = format_time(latest, milliseconds=1)
-            moment, raw = parse_time(stamp), _put(raw, "timestamp", stamp)
+        if node.index in stamps:
+            raw = _put(raw, "timestamp", stamps[node.index])
         if node.usage > QUIET_USAGE:
             raw = _without_usage(raw)
         if raw != record.raw:
             edits[node.index] = raw
-        parent, latest = node.uuid, moment or latest
+        parent = node.uuid
     return edits
+
+
+def _forward_stamps(tail: Sequence[Node]) -> dict[int, str]:
+    """Record index -> new timestamp, so that time never runs backwards and the last line is the newest."""
+    stamps: dict[int, str] = {}
+    latest: datetime | None = None
+    for node in tail:
+        moment = parse_time(node.stamp)
+        if moment is None:
+            continue
+        if latest is not None and (moment < latest or (moment == latest and node is tail[-1])):
+            stamps[node.index] = format_time(latest, milliseconds=1)
+            moment = parse_time(stamps[node.index])
+        latest = moment
+    return stamps
 
 
 def _without_nul(record: Record) -> bytes:

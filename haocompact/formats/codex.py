@@ -66,6 +66,7 @@ MIRROR = "kept in front of the kept message it shows"
 TURN = "kept in front of the turn it opens"
 UNDO = "applied: the turns it takes back are left out"
 UNREAD = "kept as it is, not read"
+STAY = (MESSAGE, NOTE, SEALED, EVENT, MIRROR, TURN, UNREAD)
 
 _ITEMS = {
     "message": MESSAGE,
@@ -86,6 +87,12 @@ _ITEMS = {
     "compaction_summary": SEALED,
     "context_compaction": SEALED,
 }
+_PLAIN_EVENTS = (
+    "task_complete turn_complete turn_aborted token_count thread_settings_applied thread_goal_updated "
+    "user_message item_completed patch_apply_begin patch_apply_end mcp_tool_call_begin mcp_tool_call_end "
+    "web_search_begin web_search_end image_generation_end exec_command_begin exec_command_end "
+    "view_image_tool_call entered_review_mode exited_review_mode sub_agent_activity error"
+)
 _EVENTS = {
     "task_started": TURN,
     "turn_started": TURN,
@@ -94,13 +101,8 @@ _EVENTS = {
     "agent_reasoning_raw_content": MIRROR,
     "context_compacted": PAST,
     "thread_rolled_back": UNDO,
-    **dict.fromkeys(
-        ("task_complete", "turn_complete", "turn_aborted", "token_count", "thread_settings_applied",
-         "thread_goal_updated", "user_message", "patch_apply_begin", "patch_apply_end", "mcp_tool_call_begin",
-         "mcp_tool_call_end", "web_search_begin", "web_search_end", "image_generation_end", "exec_command_begin",
-         "exec_command_end", "view_image_tool_call", "entered_review_mode", "exited_review_mode",
-         "sub_agent_activity", "item_completed", "error"), EVENT),
-}  # fmt: skip
+    **dict.fromkeys(_PLAIN_EVENTS.split(), EVENT),
+}
 KINDS: Mapping[str, str] = {
     "session_meta": HEAD,
     "compacted": PAST,
@@ -156,13 +158,16 @@ _KEPT_USERS = 20_000  # tokens of user messages that survive an old compaction w
 
 @dataclass(slots=True)
 class Item:
-    """One entry of the model's history. `place`: its position in the replacement_history of line `index`,
-    -1 when the line is the item. `opens`: a user's turn starts here, as a rollback counts turns."""
+    """One entry of the model's history. `place`: its position in the replacement_history of line `index`, -1
+    when the line is the item. `kind`: its type. `call`: the call it makes or answers. `opens`: a user's turn
+    starts here, as a rollback counts turns. `prefixed`: it begins as a summary does."""
 
     index: int
     place: int
     fate: str
     message: Message | None = None
+    kind: str = ""
+    call: str | None = None
     opens: bool = False
     prefixed: bool = False
     stamp: str = ""
@@ -197,8 +202,9 @@ Step = Item | Compacted | Rollback | Usage
 
 @dataclass(slots=True)
 class State:
-    """`fates`: one per line. `items`: the model's history in the client's order. `undone`: lines that a
-    rollback took back. `sequence`: last compaction's window fields. `calls`: event line -> call it reports."""
+    """`fates`: one a line. `items`: the model's history in the client's order. `undone`: lines that a
+    rollback took back. `window`: the newest compaction's numbering. `calls`: event line -> the call it reports.
+    `bare`: lines without envelope."""
 
     fates: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -250,8 +256,8 @@ def read(records: Records, options: ReadOptions) -> Session:
     session = Session(NAME, records, [], state=State())
     state: State = session.state
     for record in records:
-        session.warnings.extend(opaque([record]))
         state.fates.append(_line(session, record))
+        session.warnings.extend(opaque([record]))
     _refuse(session)
     _replay(session)
     _group(state.items)
@@ -265,31 +271,32 @@ def read(records: Records, options: ReadOptions) -> Session:
 def _line(session: Session, record: Record) -> str:
     """What becomes of one line; what it does to the history is added to the steps."""
     state: State = session.state
-    obj = record.dict
+    obj, index = record.dict, record.number - 1
     payload = obj.get("payload")
-    if not obj or record.note or not isinstance(payload, dict):
-        state.bare |= "payload" not in obj and (obj.get("record_type") == "state" or "type" in obj)
-        return UNREAD
-    stamp = obj.get("timestamp")
-    stamp = stamp if isinstance(stamp, str) and parse_time(stamp) else ""
-    state.last_stamp = max(state.last_stamp, stamp)
-    if isinstance(ordinal := obj.get("ordinal"), int):
-        state.last_ordinal = max(state.last_ordinal, ordinal)
-    kind = obj.get("type")
-    if kind == "response_item":
+    if record.note or not isinstance(payload, dict):
+        state.bare |= obj.get("record_type") == "state"
+        return UNREAD if obj or record.fault or record.note else EVENT
+    stamp = _envelope(state, obj)
+    kind = str(obj.get("type"))
+    if kind in ("response_item", "inter_agent_communication"):
         return _item_line(session, record, payload, stamp)
     if kind == "event_msg":
-        return _event_line(session, record.number - 1, payload, stamp)
+        return _event_line(session, index, payload, stamp)
     if kind == "session_meta":
-        return _header_line(session, record.number - 1, payload)
+        return _header_line(session, index, payload)
     if kind == "compacted":
-        return _compacted_line(state, record.number - 1, payload, stamp)
-    if kind == "inter_agent_communication":
-        message = Message(
-            "custom", lazily(session.records, record.number - 1, _line_parts), line=record.number
-        )
-        state.steps.append(Item(record.number - 1, -1, MESSAGE, message, opens=True, stamp=stamp))
-    return KINDS.get(str(kind), EVENT)
+        return _compacted_line(state, index, payload, stamp)
+    return KINDS.get(kind, EVENT)
+
+
+def _envelope(state: State, obj: Json) -> str:
+    """The line's time, "" when it has none; notes the newest time and the highest ordinal."""
+    stamp, ordinal = obj.get("timestamp"), obj.get("ordinal")
+    stamp = stamp if isinstance(stamp, str) and parse_time(stamp) else ""
+    state.last_stamp = max(state.last_stamp, stamp)
+    if isinstance(ordinal, int):
+        state.last_ordinal = max(state.last_ordinal, ordinal)
+    return stamp
 
 
 def _header_line(session: Session, index: int, payload: Json) -> str:
@@ -353,11 +360,10 @@ def _whole(value: object) -> int | None:
 
 def _item_line(session: Session, record: Record, payload: Json, stamp: str) -> str:
     index = record.number - 1
+    payload = _as_item(record.dict)
     fate = _fate(payload)
     if fate == UNREAD:
-        session.warn(
-            record.number, f"{payload.get('type')} item that the client can't read: kept, no message"
-        )
+        session.warn(record.number, f"not a {payload.get('type')} item that the client can read: no message")
     if fate in (MESSAGE, NOTE, SEALED):
         item = _item(payload, index, -1, fate, stamp)
         if item.message is not None:
@@ -365,6 +371,15 @@ def _item_line(session: Session, record: Record, payload: Json, stamp: str) -> s
             _warn_arguments(session, record.number, payload)
         session.state.steps.append(item)
     return fate
+
+
+def _as_item(obj: Json) -> Json:
+    """The item of a line; a message between agents is an input of this one."""
+    payload: Json = obj["payload"]
+    if obj.get("type") == "response_item":
+        return payload
+    texts = texts_of(payload.get("content"), block_types=("input_text", "text"))
+    return {"type": "agent_message", "content": [{"type": "input_text", "text": text} for text in texts]}
 
 
 def _fate(payload: Json) -> str:
@@ -403,20 +418,28 @@ def _framed(text: str, frames: Iterable[tuple[str, str]]) -> bool:
 
 
 def _item(payload: Json, index: int, place: int, fate: str, stamp: str) -> Item:
+    """An entry of the history; `place` -1 for a line, else its position in a replacement_history."""
     item = Item(index, place, fate, stamp=stamp)
     if fate == MESSAGE:
-        name = payload.get("id") if place < 0 else None
-        name = name if isinstance(name, str) else f"L{index + 1}" + (f".{place + 1}" if place >= 0 else "")
-        parts = _parts(payload)
-        role = "bashExecution" if any(isinstance(p, Shell) for p in parts) else _role(payload)
-        item.message = Message(role, parts, line=index + 1, id=name, files=_patched_files(payload))
-        item.prefixed = role == "user" and item.message.text.startswith(SUMMARY_PREFIX + "\n")
+        parts, kind = _parts(payload), str(payload.get("type"))
+        role = "bashExecution" if any(isinstance(p, Shell) for p in parts) else _role(kind, payload)
+        message = Message(role, parts, line=index + 1, id=_name(payload, index, place))
+        message.files = _patched_files(payload)
+        item.message, item.kind = message, kind
+        item.call = payload["call_id"] if isinstance(payload.get("call_id"), str) else None
+        item.prefixed = role == "user" and message.text.startswith(SUMMARY_PREFIX + "\n")
         item.opens = role in ("user", "custom") and not item.prefixed
     return item
 
 
-def _role(payload: Json) -> str:
-    kind = str(payload.get("type"))
+def _name(payload: Json, index: int, place: int) -> str:
+    """The message's id: the item's own, or the line; items of one replacement_history are told apart."""
+    if place >= 0:
+        return f"L{index + 1}.{place + 1}"
+    return payload["id"] if isinstance(payload.get("id"), str) else f"L{index + 1}"
+
+
+def _role(kind: str, payload: Json) -> str:
     if kind == "message":
         return str(payload["role"])
     if kind == "agent_message":
@@ -442,10 +465,7 @@ def _warn_arguments(session: Session, line: int, payload: Json) -> None:
 
 # ----------------------------------------------------------------------------- parts of one item
 def _line_parts(obj: Json) -> Parts:
-    payload = obj["payload"]
-    if obj.get("type") == "inter_agent_communication":
-        return tuple(Text(t) for t in texts_of(payload.get("content"), block_types=("input_text", "text")))
-    return _parts(payload)
+    return _parts(_as_item(obj))
 
 
 def _parts(payload: Json) -> Parts:
@@ -520,21 +540,19 @@ def _result(payload: Json) -> ToolResult:
 def _refuse(session: Session) -> None:
     """Files that hold no history, or only a part of it. Raises TranscriptError."""
     state: State = session.state
-    if state.bare and not any(fate != UNREAD for fate in state.fates):
-        raise TranscriptError(
-            "a rollout from before August 2025 (bare items, no envelope): its own client no longer resumes it"
-        )
+    if state.bare and state.head is None and not state.steps:
+        raise TranscriptError("a rollout of the first releases (bare items): its own client refuses it, too")
     origin = state.meta.get("history_base")
     whole = any(isinstance(step, Compacted) and step.whole for step in state.steps)
     if isinstance(origin, dict) and not whole:
         raise TranscriptError(
-            f"this fork holds only its own turns, the rest is in session {origin.get('thread_id')}: resume it "
-            "once and run /compact there, then this file stands on its own"
+            f"this fork holds only its own turns, the rest is in session {origin.get('thread_id')}: "
+            "resume it once and run /compact there, then this file stands on its own"
         )
     if state.head is None and state.steps:
         session.warn(1, "no session_meta: the client can't resume this file")
     if len(session.records) and session.records.raw(0).startswith(BOM):
-        session.warn(1, "byte order mark: the client refuses the file with it, the output is written without")
+        session.warn(1, "byte order mark: the client refuses the file with it, the output has none")
 
 
 def _replay(session: Session) -> None:
@@ -559,7 +577,7 @@ def _replay(session: Session) -> None:
 
 
 def _load_replacement(session: Session, base: Compacted) -> None:
-    """`replacement_history` goes to the model as it is; the summary is the item with the record's own text."""
+    """`replacement_history` goes to the model as it is; the summary is the item with the record's text."""
     state: State = session.state
     payloads = session.records[base.index].dict["payload"]["replacement_history"]
     for place, payload in enumerate(payloads):
@@ -567,9 +585,7 @@ def _load_replacement(session: Session, base: Compacted) -> None:
         if fate in (MESSAGE, NOTE, SEALED):
             state.items.append(_item(payload, base.index, place, fate, base.stamp))
         if fate == SEALED:
-            session.warn(
-                base.index + 1, "compacted by the client's server: unreadable, carried along as it is"
-            )
+            session.warn(base.index + 1, "compacted by the client's server: unreadable, carried along")
     users = [i for i in state.items if i.message is not None and i.message.role == "user"]
     same = [i for i in users if i.message is not None and i.message.text == base.text]
     prefixed = [i for i in users if i.prefixed]
@@ -582,7 +598,7 @@ def _make_summary(state: State, item: Item) -> None:
     assert old is not None
     text = old.text.removeprefix(SUMMARY_PREFIX + "\n")
     item.message = Message("user", (Text(text),), line=old.line, id=old.id, kind=COMPACTION_SUMMARY,
-                           files=files_in_summary(text))  # fmt: skip
+                           files=files_in_summary(text), usage=old.usage)  # fmt: skip
     item.opens = False
     state.summary = item
 
@@ -633,17 +649,15 @@ def _place_usage(state: State, usage: Usage) -> None:
 
 def _group(items: Sequence[Item]) -> None:
     """Reasoning and the items of its response that follow it, up to the next reasoning, stay together."""
-    group, open_to_reasoning = None, False
+    group: tuple[int, int] | None = None
+    before = ""
     for item in items:
-        message = item.message
-        if message is None or message.role != "assistant":
-            group = None
+        if item.message is None or item.message.role != "assistant":
+            group, before = None, ""
             continue
-        thinks = not any(not isinstance(part, Thinking) for part in message.parts) and message.kind == ""
-        if thinks and not (group is not None and open_to_reasoning):
-            group = (item.index, item.place)
-        open_to_reasoning = thinks
-        message.group = group
+        if item.kind == "reasoning" and before != "reasoning":
+            group = item.index, item.place
+        item.message.group, before = group, item.kind
 
 
 def _list_messages(session: Session) -> None:
@@ -652,36 +666,40 @@ def _list_messages(session: Session) -> None:
     told = [item for item in state.items if item.message is not None]
     if state.summary is None and told and told[0].prefixed:
         _make_summary(state, told[0])
-    summary = state.summary
-    rest = [item for item in told if item is not summary]
-    session.messages = [i.message for i in ([summary] if summary else []) + rest if i.message is not None]
-    if summary is not None and summary.message is not None and state.base is not None:
-        there = [i for i in rest if i.place >= 0 or i.index < state.base.index or i.stamp < state.base.stamp]
-        summary.message.kept = len(there)
-        summary.message.at_end = len(there) == len(rest)
+    rest = [item for item in told if item is not state.summary]
+    session.messages = [item.message for item in rest if item.message is not None]
+    if state.summary is not None and state.summary.message is not None:
+        _note_age(state, state.summary.message, rest)
+        session.messages.insert(0, state.summary.message)
+
+
+def _note_age(state: State, summary: Message, rest: Sequence[Item]) -> None:
+    """How many messages were there when the summary was written; a usage on it covers all of these."""
+    base = state.base
+    old = [i for i in rest if base and (i.place >= 0 or i.index < base.index or i.stamp < base.stamp)]
+    summary.kept, summary.at_end = len(old), len(old) == len(rest)
+    if old and old[-1].message is not None and summary.usage is not None:
+        old[-1].message.usage, summary.usage = summary.usage, None
 
 
 def _check_pairs(session: Session) -> None:
     """Warnings for calls without output and outputs without call."""
-    calls: dict[str, Message] = {}
-    answered: set[str] = set()
-    last_talk = 0
-    for position, message in enumerate(session.messages):
-        for part in message.parts:
-            if isinstance(part, ToolCall) and part.id is not None:
-                calls[part.id] = message
-            elif isinstance(part, ToolResult):
-                answered.add(part.id or "")
-                if part.id not in calls:
-                    session.warn(message.line, f"output without call ({part.id}): the client leaves it out")
-            elif isinstance(part, Text):
-                last_talk = position
-    for call in (c for c in calls if c not in answered):
-        pending = session.messages.index(calls[call]) >= last_talk
-        state = (
-            "pending, its output is not there yet" if pending else 'without output, the client says "aborted"'
+    items = [item for item in session.state.items if item.message is not None]
+    calls = {i.call: place for place, i in enumerate(items) if i.call and _role_of(i) == "assistant"}
+    outputs = {i.call: place for place, i in enumerate(items) if _role_of(i) == "toolResult"}
+    last_talk = max((place for place, item in enumerate(items) if item.kind == "message"), default=0)
+    for call in outputs.keys() - calls.keys() - {None}:
+        session.warn(
+            items[outputs[call]].index + 1, f"output without call ({call}): the client leaves it out"
         )
-        session.warn(calls[call].line, f"call {call} is {state}")
+    for call in calls.keys() - outputs.keys():
+        fate = "pending: no output yet" if calls[call] > last_talk else "without output: told as aborted"
+        session.warn(items[calls[call]].index + 1, f"call {call} is {fate}")
+    session.warnings.sort(key=lambda warned: warned.line)
+
+
+def _role_of(item: Item) -> str:
+    return "" if item.message is None else item.message.role
 
 
 # --------------------------------------------------------------------------------------- writing
@@ -690,8 +708,8 @@ def in_place_refusal(session: Session) -> str | None:
     if not session.state.paginated:
         return None
     return (
-        "a paginated session can't be shortened in place: the client's list of turns would stay as it is, and "
-        "forks point into this file; write the result elsewhere (-o, --output-dir) or use --append"
+        "a paginated session can't be shortened in place: the client's list of turns would freeze, and forks "
+        "point into this file; write the result elsewhere (-o, --output-dir) or use --append"
     )
 
 
@@ -706,50 +724,39 @@ def file_name(session: Session, checkpoint: Checkpoint) -> str:
 def select(session: Session, plan: CompactionPreparation) -> list[int]:
     """The header, and the tail's own lines without the context that the client writes again."""
     state: State = session.state
-    lines, kept_calls = _kept_lines(state, plan)
+    lines, removed_calls = _kept_lines(state, plan)
     start = _tail_start(state, min(lines)) if lines else len(session.records)
-    end = len(session.records) - ends_in_torn_line(session.records)
-    fates = (MESSAGE, NOTE, SEALED, EVENT, MIRROR, TURN, UNREAD)
-    removed_calls = _calls(state) - kept_calls
     chosen = [] if state.head is None else [state.head]
-    for index in range(start, end):
+    for index in range(start, len(session.records) - ends_in_torn_line(session.records)):
         fate = state.fates[index]
-        if fate not in fates or index in state.undone or (fate == MESSAGE and index not in lines):
+        if fate not in STAY or index in state.undone or (fate == MESSAGE and index not in lines):
             continue
-        if state.calls.get(index) not in removed_calls:
+        if index not in state.calls or state.calls[index] not in removed_calls:
             chosen.append(index)
     return chosen
 
 
-def _kept_lines(state: State, plan: CompactionPreparation) -> tuple[set[int], set[str]]:
-    """Lines that are kept messages, and the calls in the kept messages."""
-    lines = {
-        item.index for item in _kept(state, plan) if item.message is not None and _behind_base(state, item)
-    }
-    calls = {p.id for m in plan.retained_tail for p in m.parts if isinstance(p, ToolCall) and p.id}
-    return lines, calls
+def _kept_lines(state: State, plan: CompactionPreparation) -> tuple[set[int], set[str | None]]:
+    """Lines that are kept messages, and the calls that are removed."""
+    kept = _kept(state, plan)
+    lines = {item.index for item in kept if item.message is not None and _behind_base(state, item)}
+    return lines, {item.call for item in state.items} - {item.call for item in kept}
 
 
 def _kept(state: State, plan: CompactionPreparation) -> list[Item]:
     """Items of the kept messages, the notes behind the first of them, and every sealed compaction."""
     tail = {id(message) for message in plan.retained_tail}
-    first = next(
-        (p for p, i in enumerate(state.items) if i.message and id(i.message) in tail), len(state.items)
-    )
+    places = [p for p, item in enumerate(state.items) if id(item.message) in tail]
+    first = places[0] if places else len(state.items)
     return [
         item
-        for position, item in enumerate(state.items)
-        if item.fate == SEALED or (item.message is None and position > first) or id(item.message) in tail
+        for place, item in enumerate(state.items)
+        if item.fate == SEALED or (item.message is None and place > first) or id(item.message) in tail
     ]
 
 
 def _behind_base(state: State, item: Item) -> bool:
     return item.place < 0 and (state.base is None or item.index > state.base.index)
-
-
-def _calls(state: State) -> set[str]:
-    messages = (item.message for item in state.items)
-    return {p.id for m in messages if m is not None for p in m.parts if isinstance(p, ToolCall) and p.id}
 
 
 def _tail_start(state: State, first: int) -> int:
@@ -782,7 +789,8 @@ def rebuild(session: Session, plan: CompactionPreparation, kept: Sequence[int],
     head = [index for index in kept if index == state.head]
     for index in head:
         yield _header(session, index, checkpoint, numbered)
-    moved = [i for i in _kept(state, plan) if not _behind_base(state, i) or i.index not in set(kept)]
+    lines = set(kept)
+    moved = [i for i in _kept(state, plan) if not _behind_base(state, i) or i.index not in lines]
     yield _new_line(session, 1, numbered, "compacted", _compacted(session, moved, checkpoint))
     for index in kept[len(head) :]:
         yield _tail_line(session, index, numbered)
@@ -857,13 +865,23 @@ def _item_bytes(records: Records, items: Sequence[Item]) -> Iterator[bytes]:
     """The item's own bytes: a line's payload, or an element of a replacement_history."""
     spans: dict[int, list[tuple[int, int]]] = {}
     for item in items:
+        if item.place < 0:
+            yield _payload_bytes(records[item.index])
+            continue
         raw = records.raw(item.index)
         if item.index not in spans:
-            path = ("payload",) if item.place < 0 else ("payload", "replacement_history")
-            span = value_span(raw, path) or (0, 0)
-            spans[item.index] = [span] if item.place < 0 else list(elements(raw, *span))
-        start, end = spans[item.index][max(item.place, 0)]
+            span = value_span(raw, ("payload", "replacement_history")) or (0, 0)
+            spans[item.index] = list(elements(raw, *span))
+        start, end = spans[item.index][item.place]
         yield raw[start:end]
+
+
+def _payload_bytes(record: Record) -> bytes:
+    """The payload's own bytes; a message between agents as the input that the client makes of it."""
+    if record.dict.get("type") != "response_item":
+        return dump({"type": "message", "role": "user", "content": _as_item(record.dict)["content"]})
+    start, end = value_span(record.raw, ("payload",)) or (0, 0)
+    return record.raw[start:end]
 
 
 def _window(session: Session, checkpoint: Checkpoint) -> Json:
@@ -888,16 +906,11 @@ def _window(session: Session, checkpoint: Checkpoint) -> Json:
 
 def _token_count(session: Session, checkpoint: Checkpoint) -> bytes:
     """The client compacts at once when this figure is stale, and believes it when it is too low."""
-    names = (
-        "input_tokens",
-        "cached_input_tokens",
-        "output_tokens",
-        "reasoning_output_tokens",
-        "total_tokens",
-    )
+    names = ("input_tokens", "cached_input_tokens", "output_tokens", "reasoning_output_tokens")
+    none = dict.fromkeys((*names, "total_tokens"), 0)
     info = {
-        "total_token_usage": session.state.total_usage or dict.fromkeys(names, 0),
-        "last_token_usage": {**dict.fromkeys(names, 0), "total_tokens": checkpoint.tokens_after},
+        "total_token_usage": session.state.total_usage or none,
+        "last_token_usage": {**none, "total_tokens": checkpoint.tokens_after},
         "model_context_window": session.context_window,
     }
     return dump({"type": "token_count", "info": info, "rate_limits": None})

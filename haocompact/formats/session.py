@@ -29,10 +29,14 @@ Piece = int | tuple[int, bytes] | bytes
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Something a user should know about the input; `line` is 1-based, 0 for the file as a whole."""
+    """Something a user should know about the input; `line` is 1-based, 0 for the file as a whole.
+
+    `opaque`: the line is no JSON object and could not be read.
+    """
 
     line: int
     text: str
+    opaque: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,10 @@ class Session:
     context_window: int | None = None
     ends: int = 1
     state: Any = None
+
+    @property
+    def opaque_lines(self) -> int:
+        return sum(w.opaque for w in self.warnings)
 
     def warn(self, line: int, text: str) -> None:
         self.warnings.append(Warned(line, text))
@@ -106,11 +114,11 @@ def opaque(records: Iterable[Record]) -> Iterator[Warned]:
     for record in records:
         obj = record.obj
         if record.fault:
-            yield Warned(record.number, f"{record.fault}: kept as it is, not read")
+            yield Warned(record.number, f"{record.fault}: kept as it is, not read", opaque=True)
         elif record.note:
             yield Warned(record.number, record.note)
         elif obj is not None and not isinstance(obj, dict):
-            yield Warned(record.number, "not a JSON object: kept as it is, not read")
+            yield Warned(record.number, "not a JSON object: kept as it is, not read", opaque=True)
 
 
 def lazily(records: Records, index: int, parse: Callable[[Json], Parts]) -> Callable[[], Parts]:

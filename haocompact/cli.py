@@ -1,0 +1,556 @@
+"""The command line: plan, compact, diag, retrieve. Options in, exit code out; the work is done in pipeline."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from haocompact import __version__
+from haocompact.errors import HaoError, NothingToCompact, UsageError
+
+if TYPE_CHECKING:
+    from haocompact.compaction import CompactionSettings, Estimator
+    from haocompact.pipeline import Done, Planned, Request, Source
+    from haocompact.summarize import Summarizer
+
+app = typer.Typer(
+    name="haocompact",
+    help="Compact coding-agent transcripts: a summary replaces the old part, the recent part stays byte for byte, "
+    "the original stays retrievable.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+SETTINGS_FILE = "HAOCOMPACT_CONFIG"
+
+
+class Lang(StrEnum):
+    en = "en"
+    zh = "zh"
+
+
+class Compat(StrEnum):
+    repaired = "repaired"
+    seed = "seed"
+
+
+class OnFailure(StrEnum):
+    degrade = "degrade"
+    fail = "fail"
+
+
+class Strategy(StrEnum):
+    keep_recent = "keep-recent"
+
+
+class SummarizerName(StrEnum):
+    extract = "extract"
+    command = "command"
+    excerpt = "excerpt"
+
+
+# --------------------------------------------------------------------------------- shared options
+Paths = Annotated[list[str] | None, typer.Argument(help="Files, folders, or - for stdin (the default).", show_default=False)]
+FormatOption = Annotated[str | None, typer.Option("--format", help="Name the format instead of detecting it.", show_default=False)]
+Leaf = Annotated[str | None, typer.Option(help="Id of the branch end to read, where a session has several.", show_default=False)]
+KeepRecent = Annotated[int, typer.Option("--keep-recent", min=0, envvar="HAOCOMPACT_KEEP_RECENT", help="Tokens of recent context that stay.")]
+Reserve = Annotated[int, typer.Option(min=0, envvar="HAOCOMPACT_RESERVE", help="Tokens reserved for prompt and answer.")]
+Window = Annotated[int, typer.Option(min=0, envvar="HAOCOMPACT_WINDOW", help="Context window of the model, in tokens.")]
+EstimatorName = Annotated[str, typer.Option("--estimator", envvar="HAOCOMPACT_ESTIMATOR", help="cjk, chars, or tiktoken[:ENCODING].")]
+StrategyOption = Annotated[Strategy, typer.Option("--strategy", help="How the removed part is chosen.")]
+CompatOption = Annotated[Compat, typer.Option("--compat", help="seed: follow the original system to the letter, its faults included.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a transcript, a line each.")]
+Check = Annotated[bool, typer.Option("--check", help="Exit 3 when nothing would be compacted.")]
+ArchiveOption = Annotated[Path | None, typer.Option("--archive", envvar="HAOCOMPACT_ARCHIVE", help="The archive file.", show_default="user data folder")]
+LogOption = Annotated[Path | None, typer.Option("--log", envvar="HAOCOMPACT_LOG", help="The log of skipped compactions.", show_default="user log folder")]
+LangOption = Annotated[Lang, typer.Option("--lang", envvar="HAOCOMPACT_LANG", help="Language of haocompact's own sentences.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and warnings on stderr.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"haocompact {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    context.default_map = _settings_file(context)
+
+
+@app.command()
+def plan(
+    paths: Paths = None,
+    keep_recent: KeepRecent = 20000,
+    reserve: Reserve = 16384,
+    window: Window = 200_000,
+    estimator: EstimatorName = "cjk",
+    format: FormatOption = None,
+    leaf: Leaf = None,
+    strategy: StrategyOption = Strategy.keep_recent,
+    compat: CompatOption = Compat.repaired,
+    turns: Annotated[bool, typer.Option("--turns", help="One row a turn instead of a message.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All rows; long sessions are folded otherwise.")] = False,
+    as_json: AsJson = False,
+    check: Check = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show where a transcript would be cut: each message, its tokens, what goes and what stays."""
+    from haocompact import show
+
+    settings = _settings(keep_recent, reserve, window, estimator, compat)
+    found: list[bool] = []
+
+    def one(source: Source, request: Request) -> None:
+        planned = _plan(source, request, quiet)
+        found.append(_compactable(planned))
+        if as_json:
+            print(show.dumps(show.plan_json(planned)))
+        else:
+            _print(show.plan_table(planned, turns=turns, everything=everything))
+            print("\n".join(show.plan_figures(planned)))
+
+    _each(paths, _request(settings, format, leaf), one, as_json)
+    if check and not any(found):
+        raise NothingToCompact("nothing to compact")
+
+
+@app.command()
+def compact(
+    paths: Paths = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)] = None,
+    output_dir: Annotated[Path | None, typer.Option("--output-dir", help="Write each result into this folder.", show_default=False)] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Replace each transcript; folders are walked.")] = False,
+    keep_recent: KeepRecent = 20000,
+    reserve: Reserve = 16384,
+    window: Window = 200_000,
+    estimator: EstimatorName = "cjk",
+    format: FormatOption = None,
+    leaf: Leaf = None,
+    strategy: StrategyOption = Strategy.keep_recent,
+    compat: CompatOption = Compat.repaired,
+    if_needed: Annotated[bool, typer.Option("--if-needed", help="Only when the context is past window - reserve.")] = False,
+    summarizer: Annotated[SummarizerName | None, typer.Option(help="extract (the default: offline), command, or excerpt.", show_default=False)] = None,
+    command: Annotated[str | None, typer.Option(help="A program that gets the prompt on stdin and prints the summary.", show_default=False)] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that --command may take.")] = 600.0,
+    summarizer_max_tokens: Annotated[int, typer.Option(min=0, help="Output limit of the summarizing model; 0 is none.")] = 0,
+    instructions: Annotated[str | None, typer.Option(help="What the summary should focus on (--command).", show_default=False)] = None,
+    on_failure: Annotated[OnFailure, typer.Option(help="When a summary fails: keep an excerpt and say so, or fail (exit 5).")] = OnFailure.degrade,
+    allow_growth: Annotated[bool, typer.Option("--allow-growth", help="Write a result even when it is larger.")] = False,
+    archive: ArchiveOption = None,
+    no_archive: Annotated[bool, typer.Option("--no-archive", help="Keep nothing: you have the original yourself.")] = False,
+    log: LogOption = None,
+    lang: LangOption = Lang.en,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes for --in-place on many files.")] = 1,
+    min_age: Annotated[float | None, typer.Option(min=0, help="Leave files alone that changed in the last SECONDS.", show_default="120 in folders")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False,
+    as_json: AsJson = False,
+    check: Check = False,
+    quiet: Quiet = False,
+) -> None:
+    """Replace the old part of a transcript by a summary; a skip passes the input through unchanged."""
+    settings = _settings(keep_recent, reserve, window, estimator, compat)
+    chosen = _summarizer(summarizer, command, timeout, summarizer_max_tokens, instructions, lang)
+    request = _request(settings, format, leaf, summarizer=chosen, on_failure=on_failure.value, lang=lang.value,
+                       archive=None if no_archive else archive or _archive_path(), log=log or _log_path(),
+                       if_needed=if_needed, allow_growth=allow_growth)  # fmt: skip
+    where = _one_target(output, output_dir, in_place, dry_run)
+    if where == "stdout" and as_json and not dry_run:
+        raise UsageError("--json goes with -o, --output-dir, --in-place or --dry-run: stdout carries the transcript")
+    done = (_in_place(paths, request, jobs, min_age) if where == "in place"
+            else _to_targets(paths, request, where, output, output_dir, dry_run))  # fmt: skip
+    _finish(_told(done, as_json, quiet, where), check)
+
+
+@app.command()
+def diag(
+    paths: Paths = None,
+    keep_recent: KeepRecent = 20000,
+    reserve: Reserve = 16384,
+    window: Window = 200_000,
+    estimator: EstimatorName = "cjk",
+    format: FormatOption = None,
+    leaf: Leaf = None,
+    strategy: StrategyOption = Strategy.keep_recent,
+    compat: CompatOption = Compat.repaired,
+    if_needed: Annotated[bool, typer.Option("--if-needed", help="Take the trigger into account.")] = False,
+    log: LogOption = None,
+    read_log: Annotated[bool, typer.Option("--read-log", help="Show the log's skips by cause instead.")] = False,
+    as_json: AsJson = False,
+    check: Check = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say why a transcript would be skipped, and the smallest change that would make it compact."""
+    if read_log:
+        return _show_log(log or _log_path(), as_json)
+    from haocompact import diag as lines
+    from haocompact import pipeline, show
+
+    settings = _settings(keep_recent, reserve, window, estimator, compat)
+    request = _request(settings, format, leaf, log=log or _log_path(), if_needed=if_needed)
+    found: list[bool] = []
+
+    def one(source: Source, request: Request) -> None:
+        planned = _plan(source, request, quiet)
+        found.append(_compactable(planned))
+        diagnosis = pipeline.explain(planned)
+        skip = diagnosis.outcome if not _compactable(planned) else None
+        line = lines.compaction_line(skip) if isinstance(skip, pipeline.NoCompaction) else None
+        if line is not None and isinstance(skip, pipeline.NoCompaction):
+            _note(line, quiet)
+            _note(pipeline.record_skip(skip, source.path, request), quiet)
+        if as_json:
+            print(show.dumps(show.diag_json(planned, diagnosis)))
+        else:
+            print("\n".join(show.diag_text(planned, diagnosis, None)))
+
+    _each(paths, request, one, as_json)
+    if check and not any(found):
+        raise NothingToCompact("nothing to compact")
+
+
+@app.command()
+def retrieve(
+    path: Annotated[str, typer.Argument(help="A compacted transcript, or - for stdin.")] = "-",
+    hash: Annotated[str | None, typer.Argument(help="The 16 digits of a marker; without, the segments are listed.", show_default=False)] = None,
+    from_message: Annotated[int, typer.Option(min=0, help="First message of the window (0-based).")] = 0,
+    budget: Annotated[int, typer.Option(min=1, help="Characters of a window; at least one message is shown.")] = 56 * 1024,
+    raw: Annotated[bool, typer.Option("--raw", help="The original lines instead.")] = False,
+    restore: Annotated[bool, typer.Option("--restore", help="The whole original, byte for byte.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Re-hash everything in the archive.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)] = None,
+    format: FormatOption = None,
+    archive: ArchiveOption = None,
+    lang: LangOption = Lang.en,
+    as_json: AsJson = False,
+) -> None:
+    """List the archived segments of a transcript, show one in windows, or bring the original back."""
+    from haocompact import pipeline, show
+
+    request = _request(_settings(), format, None, archive=archive or _archive_path(), lang=lang.value)
+    if verify:
+        return _verify(request, as_json)
+    if hash is None and not restore and _looks_like_hash(path):
+        raise UsageError("a transcript comes first: retrieve FILE HASH")
+    with pipeline.open_source(path, sys.stdin.buffer) as source:
+        if restore:
+            _send(pipeline.restore(source, request, hash), output)
+        elif hash is None:
+            found = pipeline.directory(source, request)
+            if as_json:
+                print(show.dumps(show.directory_json(found)))
+            else:
+                _print(show.directory_table(found))
+        elif raw:
+            _send(pipeline.raw_segment(hash, request), output)
+        else:
+            text = pipeline.window_text(hash, request, from_message, budget)
+            print(show.dumps({"version": 1, "hash": hash, "text": text}) if as_json else show.printable(text))
+
+
+# --------------------------------------------------------------------------------------- helpers
+def _settings(keep_recent: int = 20000, reserve: int = 16384, window: int = 200_000, estimator: str = "cjk",
+              compat: Compat = Compat.repaired) -> CompactionSettings:  # fmt: skip
+    from haocompact.compaction import CompactionSettings
+
+    return CompactionSettings(keep_recent_tokens=keep_recent, reserve_tokens=reserve, context_window=window,
+                              estimator=_estimator(estimator), repair=compat is Compat.repaired)  # fmt: skip
+
+
+def _estimator(name: str) -> Estimator:
+    from haocompact.compaction import ESTIMATORS, tiktoken_estimator
+
+    if name in ESTIMATORS:
+        return ESTIMATORS[name]
+    kind, _, encoding = name.partition(":")
+    if kind != "tiktoken":
+        raise UsageError(f"no such estimator: {name} (known: {', '.join(ESTIMATORS)}, tiktoken[:ENCODING])")
+    return tiktoken_estimator(encoding or "o200k_base")
+
+
+def _request(settings: CompactionSettings, format: str | None, leaf: str | None, **more: Any) -> Request:
+    from haocompact.formats import FORMATS
+    from haocompact.pipeline import Request
+
+    if format is not None and format not in FORMATS:
+        raise UsageError(f"no such format: {format} (known: {', '.join(FORMATS)})")
+    return Request(settings=settings, format=format, leaf=leaf, **more)
+
+
+def _summarizer(name: SummarizerName | None, command: str | None, timeout: float, max_tokens: int, focus: str | None,
+                lang: Lang) -> Summarizer:  # fmt: skip
+    from haocompact.summarize import Command, Excerpt, Extract, Prompted
+
+    if command is not None and name not in (None, SummarizerName.command):
+        raise UsageError(f"--command and --summarizer {name.value}: only one summarizer can be named",
+                         code="COMPACTION_SUMMARIZER_TAKEN")  # fmt: skip
+    if name is SummarizerName.command and command is None:
+        raise UsageError("--summarizer command needs --command")
+    if command is not None:
+        return Prompted("command", Command(command, timeout), max_tokens, focus)
+    return Excerpt(lang.value) if name is SummarizerName.excerpt else Extract()
+
+
+def _data_folder(kind: str) -> Path:
+    import platformdirs
+
+    return Path({"data": platformdirs.user_data_dir, "log": platformdirs.user_log_dir,
+                 "config": platformdirs.user_config_dir}[kind]("haocompact", False))  # fmt: skip
+
+
+def _archive_path() -> Path:
+    return _data_folder("data") / "archive.db"
+
+
+def _log_path() -> Path:
+    return _data_folder("log") / "compaction_diag.log"
+
+
+def _settings_file(context: typer.Context) -> dict[str, Any]:
+    """Defaults from the settings file: long option names as keys, for every command that has them."""
+    import tomllib
+
+    path = Path(os.environ.get(SETTINGS_FILE) or _data_folder("config") / "config.toml")
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    table = table.get("tool", {}).get("haocompact", table)
+    commands = {name: _option_names(command) for name, command in getattr(context.command, "commands", {}).items()}
+    known = sorted({key for names in commands.values() for key in names})
+    for key in table:
+        if key not in known:
+            raise UsageError(f"{path}: unknown key {key!r}{_nearest(key, known)}")
+    return {name: {names[k]: v for k, v in table.items() if k in names} for name, names in commands.items()}
+
+
+def _option_names(command: Any) -> dict[str, str]:
+    return {opt[2:]: p.name for p in command.params for opt in p.opts if opt.startswith("--")}
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    import difflib
+
+    found = difflib.get_close_matches(key, known, 1, 0)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def _plan(source: Source, request: Request, quiet: bool) -> Planned:
+    from haocompact import pipeline
+
+    planned = pipeline.plan(source, request)
+    for line in pipeline.warnings_of(planned):
+        _note(f"warning: {line}", quiet)
+    return planned
+
+
+def _compactable(planned: Planned) -> bool:
+    from haocompact.compaction import NoCompaction
+
+    return not isinstance(planned.outcome, NoCompaction)
+
+
+def _each(paths: list[str] | None, request: Request, one: Callable[[Source, Request], None], as_json: bool) -> None:
+    """Run `one` over all transcripts; an unreadable one is reported and does not stop the others."""
+    from haocompact import pipeline, show
+
+    failed: HaoError | None = None
+    for path, _ in pipeline.transcripts_under(paths or ["-"]):
+        try:
+            with pipeline.open_source(path, sys.stdin.buffer) as source:
+                one(source, request)
+        except HaoError as error:
+            if as_json:
+                print(show.dumps(show.error_json(error, path)))
+            _note(_error_line(error))
+            failed = failed or error
+    if failed is not None:
+        raise typer.Exit(failed.exit_code)
+
+
+def _one_target(output: Path | None, output_dir: Path | None, in_place: bool, dry_run: bool) -> str:
+    given = [name for name, value in (("-o", output), ("--output-dir", output_dir), ("--in-place", in_place)) if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} contradict each other")
+    if dry_run:
+        return "dry run"
+    return {"-o": "file", "--output-dir": "folder", "--in-place": "in place"}[given[0]] if given else "stdout"
+
+
+def _to_targets(paths: list[str] | None, request: Request, where: str, output: Path | None, folder: Path | None,
+                dry_run: bool) -> Iterator[Done]:  # fmt: skip
+    from haocompact import pipeline
+
+    names = [p for p, _ in pipeline.transcripts_under(paths or ["-"])]
+    if len(names) > 1 and where in ("stdout", "file"):
+        raise UsageError(f"{len(names)} transcripts, one output: use --output-dir or --in-place")
+    if output is not None and output.exists() and names and names[0] != "-" and os.path.samefile(output, names[0]):
+        raise UsageError("-o names the transcript itself: use --in-place")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    for path in names:
+        try:
+            with pipeline.open_source(path, sys.stdin.buffer) as source:
+                target = None if dry_run else output or (folder / _file_name(path) if folder else sys.stdout.buffer)
+                yield pipeline.compact_to(source, request, target)
+        except HaoError as error:
+            yield pipeline.Done(path, error=error)
+
+
+def _file_name(path: str) -> str:
+    name = "stdin.jsonl" if path == "-" else Path(path).name
+    return name.removesuffix(".gz").removesuffix(".zst")
+
+
+def _in_place(paths: list[str] | None, request: Request, jobs: int, min_age: float | None) -> Iterator[Done]:
+    from concurrent.futures import ProcessPoolExecutor
+
+    from haocompact import pipeline
+
+    if not paths or "-" in paths:
+        raise UsageError("--in-place needs files or folders")
+    work = [(p, min_age if min_age is not None else 120.0 * in_folder)
+            for p, in_folder in pipeline.transcripts_under(paths)]  # fmt: skip
+    if jobs == 1 or len(work) < 2:
+        yield from (pipeline.attempt_in_place(p, request, age) for p, age in work)
+        return
+    with ProcessPoolExecutor(jobs) as executor:
+        yield from executor.map(pipeline.attempt_in_place, *zip(*((p, request, age) for p, age in work), strict=True))
+
+
+def _told(done: Iterator[Done], as_json: bool, quiet: bool, where: str) -> Iterator[Done]:
+    """Report each result as it comes: JSON lines on stdout, or notes on stderr."""
+    from haocompact import diag as lines
+    from haocompact import show
+
+    for one in done:
+        if as_json:
+            print(show.dumps(show.done_json(one)), flush=True)
+        for warning in one.warnings:
+            _note(f"warning: {show.visible(warning)}", quiet)
+        if one.skip is not None:
+            _note(lines.compaction_line(one.skip), quiet)
+        if one.degraded is not None:
+            _note(f"degraded: the summary failed ({show.visible(one.degraded)}); an excerpt stands in its place")
+        _note(_error_line(one.error) if one.error else show.done_line(one), quiet and one.error is None)
+        yield one
+
+
+def _finish(done: Iterator[Done], check: bool) -> None:
+    results = list(done)
+    errors = [r.error for r in results if r.error is not None]
+    if errors:
+        raise typer.Exit(errors[0].exit_code if len(results) == 1 else 7)
+    if check and all(r.skip is not None for r in results):
+        raise typer.Exit(NothingToCompact.exit_code)
+
+
+def _show_log(path: Path, as_json: bool) -> None:
+    from haocompact import show
+    from haocompact.diag import parse_log_line
+
+    try:
+        text = path.read_text("utf-8", "replace")
+    except FileNotFoundError:
+        raise UsageError(f"no log at {path}") from None
+    lines = [line for line in text.split("\n") if line]
+    entries = [e for line in lines if (e := parse_log_line(line)) is not None]
+    if as_json:
+        for e in entries:
+            print(show.dumps({"version": 1, "time": e.time, "branch": e.branch, "sub": e.sub, "source": e.source}))
+        return
+    _print(show.log_table(entries))
+    print(f"{len(entries)} skips, {len(lines) - len(entries)} other lines")
+
+
+def _verify(request: Request, as_json: bool) -> None:
+    from haocompact import pipeline, show
+    from haocompact.errors import DamagedArchive
+
+    damages = list(pipeline.verify(request))
+    for damage in damages:
+        print(show.dumps({"version": 1, "hash": damage.hash, "damage": damage.what}) if as_json
+              else f"{damage.hash}: {damage.what}")  # fmt: skip
+    if damages:
+        raise DamagedArchive(f"{len(damages)} damaged", path=str(request.archive))
+    if not as_json:
+        print("the archive is whole")
+
+
+def _looks_like_hash(text: str) -> bool:
+    digits = text.removeprefix("<<ccr:").removesuffix(">>")
+    return len(digits) >= 16 and all(c in "0123456789abcdef" for c in digits) and not os.path.exists(text)
+
+
+def _send(chunks: Iterator[bytes], output: Path | None) -> None:
+    from haocompact import pipeline
+
+    if output is not None:
+        pipeline.write_stream(output, chunks)
+        return
+    for chunk in chunks:
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
+
+
+def _print(renderable: Any) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 120
+    console.print(renderable)
+
+
+def _note(line: str | None, quiet: bool = False) -> None:
+    if line and not quiet:
+        print(line, file=sys.stderr)
+
+
+def _error_line(error: HaoError) -> str:
+    from haocompact.show import visible
+
+    return f"haocompact: {visible(str(error))}"
+
+
+def main() -> NoReturn:
+    """Run the command line: a HaoError is one line on stderr and its exit code; a closed pipe is no error."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
+    except HaoError as error:
+        print(_error_line(error), file=sys.stderr)
+        code = error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except typer.Abort:
+        code = 130
+    except OSError as error:
+        print(f"haocompact: can't write: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 7
+    except Exception as error:
+        if not hasattr(error, "exit_code") or not hasattr(error, "format_message"):
+            raise
+        print(f"haocompact: {error.format_message()}", file=sys.stderr)
+        code = error.exit_code
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

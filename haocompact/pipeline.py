@@ -1,0 +1,749 @@
+"""One function a command; the only place that knows the order of things.
+
+The order of a compaction is its safety argument:
+
+    read -> plan -> summarise -> rebuild -> re-read and compare -> archive, commit, read back
+    -> write beside the original, fsync -> check that the original has not changed -> rename -> fsync the folder
+
+A kill before the rename leaves the original; after it the result is there, and what was removed is in the
+archive either way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import gzip
+import hashlib
+import mmap
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from haocompact.archive import Archive, Damage, Run, Segment
+from haocompact.ccr import CcrEntry, parse_ccr_section, window, with_ccr_section
+from haocompact.compaction import (
+    COMPACTION_SUMMARY,
+    CompactionPreparation,
+    CompactionSettings,
+    ContextEstimate,
+    Message,
+    NoCompaction,
+    Text,
+    compute_file_lists,
+    estimate_context_tokens,
+    prepare_compaction,
+    should_compact,
+)
+from haocompact.diag import Diagnosis, append_log, diagnose, log_line
+from haocompact.errors import (
+    ArchiveError,
+    HaoError,
+    SourceBusy,
+    SourceChanged,
+    TranscriptError,
+    UnknownHash,
+    UsageError,
+    WriteError,
+)
+from haocompact.formats import FORMATS, detect
+from haocompact.formats.session import Checkpoint, Format, Piece, ReadOptions, Session, removed
+from haocompact.records import Record, Records, read
+from haocompact.summarize import (
+    Extract,
+    Summarizer,
+    Summary,
+    compact_context,
+    format_file_operations,
+    sanitize_body,
+)
+
+ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for; `archive` None is --no-archive, `log` None writes no log."""
+
+    settings: CompactionSettings = CompactionSettings()
+    format: str | None = None
+    leaf: str | None = None
+    summarizer: Summarizer = Extract()
+    on_failure: str = "degrade"
+    lang: str = "en"
+    archive: Path | None = None
+    log: Path | None = None
+    if_needed: bool = False
+    allow_growth: bool = False
+
+
+# --------------------------------------------------------------------------------------- sources
+@dataclass(slots=True)
+class Source:
+    """A transcript's bytes. `stamp` identifies the file's state; None for stdin and compressed files."""
+
+    path: str
+    data: bytes | mmap.mmap
+    stamp: tuple[int, ...] | None = None
+    compressed: bool = False
+    _sha256: str | None = field(default=None, repr=False)
+
+    @property
+    def sha256(self) -> str:
+        if self._sha256 is None:
+            self._sha256 = hashlib.sha256(self.data).hexdigest()
+        return self._sha256
+
+
+@contextlib.contextmanager
+def open_source(path: str, stdin: IO[bytes] | None = None) -> Iterator[Source]:
+    """Open a file or "-"; .gz and .zst are told by their first bytes. Raises TranscriptError."""
+    if path == "-":
+        with tempfile.TemporaryFile() as spool:
+            if stdin is not None:
+                while block := stdin.read(1 << 20):
+                    spool.write(block)
+            spool.flush()
+            with _mapped(spool.fileno()) as data:
+                yield _unpacked("-", data, None)
+        return
+    try:
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise TranscriptError("not a regular file", path=path)
+            with _mapped(file.fileno()) as data:
+                yield _unpacked(path, data, _stamp(info))
+    except IsADirectoryError:
+        raise TranscriptError("is a directory", path=path) from None
+    except FileNotFoundError:
+        raise TranscriptError("no such file", path=path) from None
+    except PermissionError:
+        raise TranscriptError("permission denied", path=path) from None
+
+
+@contextlib.contextmanager
+def _mapped(handle: int) -> Iterator[bytes | mmap.mmap]:
+    if os.fstat(handle).st_size == 0:
+        yield b""
+        return
+    with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as data:
+        yield data
+
+
+def _unpacked(path: str, data: bytes | mmap.mmap, stamp: tuple[int, ...] | None) -> Source:
+    magic = data[:4]
+    try:
+        if magic == ZSTD_MAGIC:
+            import zstandard
+
+            with zstandard.ZstdDecompressor().stream_reader(data[:]) as reader:
+                return Source(path, reader.read(), stamp, compressed=True)
+        if magic[:2] == GZIP_MAGIC:
+            return Source(path, gzip.decompress(data[:]), stamp, compressed=True)
+    except (OSError, EOFError, ValueError, RuntimeError) as error:
+        raise TranscriptError(f"compressed, but damaged: {error}", path=path) from error
+    except Exception as error:  # zstandard.ZstdError derives from Exception alone
+        if type(error).__name__ != "ZstdError":
+            raise
+        raise TranscriptError(f"compressed, but damaged: {error}", path=path) from error
+    return Source(path, data, stamp)
+
+
+def _stamp(info: os.stat_result) -> tuple[int, ...]:
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+# ------------------------------------------------------------------------------------------ plan
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What would happen to one transcript. `mixed`: formats that some lines belong to instead."""
+
+    path: str
+    session: Session
+    outcome: CompactionPreparation | NoCompaction
+    estimate: ContextEstimate
+    settings: CompactionSettings
+    mixed: tuple[str, ...] = ()
+
+    @property
+    def should_compact(self) -> bool:
+        return should_compact(self.estimate.tokens, self.settings)
+
+    @property
+    def previous_summary(self) -> Message | None:
+        first = self.session.messages[0] if self.session.messages else None
+        return first if first is not None and first.kind == COMPACTION_SUMMARY else None
+
+
+def load(source: Source, request: Request) -> tuple[Session, tuple[str, ...]]:
+    """Records, format, active conversation. Raises TranscriptError with the path."""
+    records = read(source.data)
+    try:
+        name, mixed = request.format, ()
+        if name is None:
+            if not len(records):
+                raise TranscriptError("empty file")
+            detected = detect(records)
+            name, mixed = detected.name, detected.others
+        options = ReadOptions(leaf=request.leaf, repair=request.settings.repair)
+        return FORMATS[name].read(records, options), mixed
+    except TranscriptError as error:
+        error.path = error.path or source.path
+        raise
+
+
+def plan(source: Source, request: Request) -> Planned:
+    """The decision of one transcript, for every command."""
+    session, mixed = load(source, request)
+    settings = request.settings
+    outcome = prepare_compaction(session.messages, settings)
+    estimate = estimate_context_tokens(session.messages, settings.estimator)
+    return Planned(source.path, session, outcome, estimate, settings, mixed)
+
+
+def explain(planned: Planned) -> Diagnosis:
+    return diagnose(planned.session.messages, planned.settings, planned.outcome)
+
+
+def record_skip(skip: NoCompaction, path: str, request: Request) -> str | None:
+    """Write the [COMPACT_NONE] line to the log; returns a warning when that is not possible."""
+    if request.log is None:
+        return None
+    try:
+        append_log(request.log, log_line(skip, path))
+    except OSError as error:
+        return f"the log can't be written: {request.log}: {error.strerror}"
+    return None
+
+
+# --------------------------------------------------------------------------------------- compact
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """One compaction that is ready to be written. `output`: the new file; `gone`: record indexes for the archive.
+
+    `message_lines`: positions within `gone` of the lines that carried the `messages` that were summarised.
+    """
+
+    planned: Planned
+    plan: CompactionPreparation
+    summary: Summary
+    output: bytes
+    run: Run
+    gone: Sequence[int]
+    tokens_after: int
+    message_lines: Sequence[int]
+    messages: int
+    chars: int
+    archive: Path | None
+
+
+def compact(source: Source, request: Request) -> Compacted | NoCompaction:
+    """Plan, summarise, rebuild, check. Nothing is written yet; raises SummaryError, TranscriptError."""
+    planned = plan(source, request)
+    outcome = planned.outcome
+    if isinstance(outcome, NoCompaction):
+        return outcome
+    if request.if_needed and not planned.should_compact:
+        trigger = planned.settings.context_window - planned.settings.reserve_tokens
+        branch = "below_trigger" if planned.settings.enabled else "disabled"
+        return NoCompaction(branch, None, {"tokens": planned.estimate.tokens, "trigger": trigger})
+    if planned.mixed:
+        others = ", ".join(planned.mixed)
+        raise TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
+                              path=source.path)  # fmt: skip
+    summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang)
+    return _rebuilt(source, request, planned, outcome, summary)
+
+
+def _rebuilt(source: Source, request: Request, planned: Planned, outcome: CompactionPreparation,
+             summary: Summary) -> Compacted | NoCompaction:  # fmt: skip
+    session, adapter = planned.session, FORMATS[planned.session.format]
+    kept = adapter.select(session, outcome)
+    gone = _archived(adapter, session, outcome, kept)
+    archiving = request.archive is not None
+    told = [m for m in (*outcome.messages_to_summarize, *outcome.turn_prefix_messages) if m.told]
+    hash, chars = _address(adapter, session, outcome, gone) if archiving else ("", 0)
+    text = _full_summary(outcome, summary, request, CcrEntry(hash, len(told), chars) if archiving else None)
+    tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
+    if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
+        return skip
+    reads, edits = compute_file_lists(outcome.file_ops)
+    checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
+    pieces = list(adapter.rebuild(session, outcome, kept, checkpoint))
+    output = b"".join(_bytes_of(session.records, pieces))
+    _check(adapter, session, outcome, pieces, kept, output, request)
+    run = _run(source, session, gone, hash, output)
+    positions = {index: i for i, index in enumerate(gone)}
+    lines = [positions[m.line - 1] for m in told if m.line - 1 in positions]
+    return Compacted(planned, outcome, summary, output, run, gone, tokens_after, lines, len(told), chars, request.archive)
+
+
+def _archived(adapter: Format, session: Session, outcome: CompactionPreparation, kept: Sequence[int]) -> Sequence[int]:
+    """Records that the archive takes: what is removed, or what an append-only format hides."""
+    hidden = getattr(adapter, "archived", None)
+    return hidden(session, outcome) if hidden else list(removed(len(session.records), kept))
+
+
+def _address(adapter: Format, session: Session, outcome: CompactionPreparation,
+             gone: Sequence[int]) -> tuple[str, int]:  # fmt: skip
+    """(16-digit hash, characters) of what is removed: of its bytes, or as the format itself counts."""
+    own = getattr(adapter, "address", None)
+    if own is not None:
+        hash, chars = own(session, outcome)
+        return hash, chars
+    digest, chars = hashlib.sha256(), 0
+    for index in gone:
+        raw = session.records.raw(index)
+        digest.update(raw)
+        chars += len(raw.decode("utf-8", "replace"))
+    return digest.hexdigest()[:16], chars
+
+
+def _full_summary(outcome: CompactionPreparation, summary: Summary, request: Request, entry: CcrEntry | None) -> str:
+    """Body, file lists, then one marker line per archived segment, oldest first."""
+    body = sanitize_body(summary.body) if outcome.settings.repair else summary.body
+    text = body + format_file_operations(*compute_file_lists(outcome.file_ops))
+    earlier = parse_ccr_section(outcome.previous_summary or "")
+    entries = [e for e in earlier if entry is None or e.hash != entry.hash]
+    return with_ccr_section(text, [*entries, *([entry] if entry else [])], request.lang)
+
+
+def _text_tokens(text: str, settings: CompactionSettings) -> int:
+    return Message("user", (Text(text),)).tokens(settings.estimator)
+
+
+def _no_gain(outcome: CompactionPreparation, text: str, settings: CompactionSettings,
+             request: Request) -> NoCompaction | None:  # fmt: skip
+    """A result that does not shrink the context is no result."""
+    if request.allow_growth or not settings.repair:
+        return None
+    gone = (*outcome.messages_to_summarize, *outcome.turn_prefix_messages)
+    before = sum(m.tokens(settings.estimator) for m in gone) + _text_tokens(outcome.previous_summary or "", settings)
+    after = _text_tokens(text, settings)
+    if after < before:
+        return None
+    return NoCompaction("no_gain", None, {"summary_tokens": after, "removed_tokens": before}, outcome.estimate)
+
+
+def _bytes_of(records: Records, pieces: Sequence[Piece]) -> Iterator[bytes]:
+    """Lines of the new file; each but the last of the input's own ends in a line end, and so does the last."""
+    newline = records.newline
+    for piece in pieces:
+        line = records.raw(piece) if isinstance(piece, int) else piece if isinstance(piece, bytes) else piece[1]
+        yield line if line.endswith(b"\n") else line + newline
+
+
+def _check(adapter: Format, session: Session, outcome: CompactionPreparation, pieces: Sequence[Piece],
+           kept: Sequence[int], output: bytes, request: Request) -> None:  # fmt: skip
+    """Read the new file as its client would: it must be the summary and the kept messages, nothing else."""
+    written = [p if isinstance(p, int) else p[0] for p in pieces if not isinstance(p, bytes)]
+    if sorted(written) != list(kept):
+        raise WriteError("self-check failed: the new transcript does not hold exactly the kept lines")
+    try:
+        again = adapter.read(read(output), ReadOptions(repair=request.settings.repair))
+    except TranscriptError as error:
+        raise WriteError(f"self-check failed: the new transcript can't be read back: {error}") from error
+    expected = [_signature(m) for m in outcome.retained_tail if m.told]
+    summaries = [m for m in again.messages if m.kind == COMPACTION_SUMMARY]
+    found = [_signature(m) for m in again.messages if m.told and m.kind != COMPACTION_SUMMARY]
+    if len(summaries) != 1 or found != expected:
+        raise WriteError(f"self-check failed: {len(expected)} messages were to be kept, the new transcript "
+                         f"has {len(found)} and {len(summaries)} summaries")  # fmt: skip
+
+
+def _signature(message: Message) -> tuple[object, ...]:
+    return message.role, message.parts
+
+
+def _run(source: Source, session: Session, gone: Sequence[int], hash: str, output: bytes) -> Run:
+    return Run(
+        hash=hash,
+        source=source.path,
+        format=session.format,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        input_sha256=source.sha256,
+        input_size=len(source.data),
+        output_sha256=hashlib.sha256(output).hexdigest(),
+        output_size=len(output),
+        recipe=tuple(_lengths(len(session.records), gone)),
+    )
+
+
+def _lengths(total: int, gone: Sequence[int]) -> Iterator[int]:
+    """Run lengths in lines: removed, rest, removed, rest, ... in the order of the input."""
+    wanted, turn, length = set(gone), True, 0
+    for index in range(total):
+        if (index in wanted) != turn:
+            yield length
+            turn, length = not turn, 0
+        length += 1
+    yield length
+
+
+def store(result: Compacted) -> Segment | None:
+    """Put the removed lines into the archive, commit, read back, compare. Raises ArchiveError, WriteError."""
+    if result.archive is None:
+        return None
+    records, gone = result.planned.session.records, result.gone
+    with Archive.open(result.archive, create=True) as archive:
+        return archive.store(result.run, (records.raw(i) for i in gone),
+                             (records.raw(i) for i in removed(len(records), gone)),
+                             messages=result.messages, chars=result.chars, message_lines=result.message_lines)  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------- writing
+def write_file(target: Path, data: bytes | mmap.mmap, *, like: os.stat_result | None = None,
+               source: Source | None = None) -> None:  # fmt: skip
+    write_stream(target, (data,), like=like, source=source)
+
+
+def write_stream(target: Path, chunks: Iterable[bytes | mmap.mmap], *, like: os.stat_result | None = None,
+                 source: Source | None = None) -> None:  # fmt: skip
+    """Write beside the target, fsync, rename, fsync the folder. With `source`, only if it has not changed."""
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=".haocompact-", suffix=".tmp", dir=target.parent)
+    except OSError as error:
+        raise _write_error(target, error) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            if like is not None:
+                os.fchmod(handle, stat.S_IMODE(like.st_mode))
+                with contextlib.suppress(PermissionError):
+                    os.fchown(handle, like.st_uid, like.st_gid)
+            os.fsync(handle)
+        if source is not None:
+            check_unchanged(source, target)
+        os.replace(temporary, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise _write_error(target, error) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def check_unchanged(source: Source, target: Path) -> None:
+    """Compare size, time, inode and content with what was read. Raises SourceChanged."""
+    try:
+        info = os.stat(target)
+        same = _stamp(info) == source.stamp
+        if same:
+            with target.open("rb") as file, _mapped(file.fileno()) as data:
+                same = hashlib.sha256(data).hexdigest() == source.sha256
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise SourceChanged("the transcript changed while it was being compacted; left alone", path=source.path)
+
+
+def _write_error(target: Path, error: OSError) -> WriteError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return WriteError("the disk is full; the original is untouched", path=str(target))
+    return WriteError(f"can't be written: {error.strerror or error}", path=str(target))
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the advisory lock of a transcript; it goes with the process. Raises SourceBusy."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise TranscriptError(error.strerror or str(error), path=str(path)) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SourceBusy("another process is working on this transcript", path=str(path)) from None
+        if not os.path.exists(path) or os.fstat(file.fileno()).st_ino != os.stat(path).st_ino:
+            raise SourceBusy("another process has just replaced this transcript", path=str(path))
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of one transcript. Exactly one of `skip`, `error` or a hash/output tells how it went."""
+
+    path: str
+    format: str | None = None
+    output: str | None = None
+    archive: str | None = None
+    hash: str = ""
+    summarizer: str = ""
+    degraded: str | None = None
+    first_kept_line: int | None = None
+    is_split_turn: bool = False
+    summarized: int = 0
+    prefix: int = 0
+    kept: int = 0
+    tokens_before: float = 0
+    tokens_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    skip: NoCompaction | None = None
+    error: HaoError | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def _done(source: Source, result: Compacted | NoCompaction, output: str | None, warnings: Sequence[str]) -> Done:
+    size = len(source.data)
+    if isinstance(result, NoCompaction):
+        return Done(source.path, output=output, bytes_before=size, skip=result, warnings=tuple(warnings))
+    plan, session = result.plan, result.planned.session
+    return Done(
+        path=source.path,
+        format=session.format,
+        output=output,
+        archive=str(result.archive) if result.archive else None,
+        hash=result.run.hash,
+        summarizer=result.summary.summarizer,
+        degraded=result.summary.degraded,
+        first_kept_line=plan.retained_tail[0].line,
+        is_split_turn=plan.is_split_turn,
+        summarized=sum(m.told for m in plan.messages_to_summarize),
+        prefix=sum(m.told for m in plan.turn_prefix_messages),
+        kept=sum(m.told for m in plan.retained_tail),
+        tokens_before=plan.tokens_before,
+        tokens_after=result.tokens_after,
+        bytes_before=size,
+        bytes_after=len(result.output),
+        warnings=(*warnings, *warnings_of(result.planned)),
+    )
+
+
+def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None) -> Done:
+    """Compact into a file or a stream; None is a dry run. A skip passes the input through, byte for byte."""
+    result = compact(source, request)
+    if isinstance(result, NoCompaction):
+        warning = record_skip(result, source.path, request) if target is not None else None
+        _deliver(source.data, target)
+        return _done(source, result, _name(target), [warning] if warning else [])
+    if target is not None:
+        store(result)
+        _deliver(result.output, target)
+    return _done(source, result, _name(target), [])
+
+
+def _deliver(data: bytes | mmap.mmap, target: Path | IO[bytes] | None) -> None:
+    if isinstance(target, Path):
+        write_file(target, data)
+    elif target is not None:
+        try:
+            view = memoryview(data)
+            for start in range(0, len(view), 1 << 20):
+                target.write(view[start : start + (1 << 20)])
+            target.flush()
+            view.release()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _write_error(Path("-"), error) from error
+
+
+def _name(target: Path | IO[bytes] | None) -> str | None:
+    return str(target) if isinstance(target, Path) else "-" if target is not None else None
+
+
+def compact_in_place(path: str, request: Request) -> Done:
+    """Compact one file where it stands. Mode and owner stay; a symbolic link stays one."""
+    target = Path(os.path.realpath(path))
+    if not target.exists():
+        raise TranscriptError("no such file", path=path)
+    if target.is_dir():
+        raise TranscriptError("is a directory", path=path)
+    with open_source(path) as source, locked(target):
+        if source.compressed:
+            raise UsageError(f"{path}: a compressed transcript can't be compacted in place: write it with -o")
+        result = compact(source, request)
+        warning = None
+        if isinstance(result, Compacted):
+            _refuse_in_place(result)
+            store(result)
+            write_file(target, result.output, like=os.stat(target), source=source)
+        else:
+            warning = record_skip(result, path, request)
+        return _done(source, result, path, [warning] if warning else [])
+
+
+def attempt_in_place(path: str, request: Request, min_age: float = 0) -> Done:
+    """As `compact_in_place`, with an error as part of the result: one bad file never stops the rest."""
+    try:
+        if changed_lately(Path(path), min_age):
+            raise SourceBusy(f"changed within the last {min_age:g} s: its client may still be at it", path=path)
+        return compact_in_place(path, request)
+    except HaoError as error:
+        return Done(path, error=error)
+    except OSError as error:
+        return Done(path, error=TranscriptError(error.strerror or str(error), path=path))
+
+
+def _refuse_in_place(result: Compacted) -> None:
+    session = result.planned.session
+    refusal = getattr(FORMATS[session.format], "in_place_refusal", None)
+    reason = refusal(session) if refusal else None
+    if reason:
+        raise WriteError(reason, path=result.planned.path)
+
+
+def changed_lately(path: Path, min_age: float) -> bool:
+    """Whether a file was written in the last `min_age` seconds: its client may still be at it."""
+    return min_age > 0 and time.time() - path.stat().st_mtime < min_age
+
+
+TEMPORARY_PREFIX = ".haocompact-"
+
+
+def transcripts_under(paths: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """(path, whether it was found in a folder): folders are walked in name order, links not followed."""
+    for path in paths:
+        if path != "-" and os.path.isdir(path):
+            for folder, folders, names in os.walk(path):
+                folders.sort()
+                for name in sorted(names):
+                    if name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")) and not name.startswith(TEMPORARY_PREFIX):
+                        yield os.path.join(folder, name), True
+        else:
+            yield path, False
+
+
+# -------------------------------------------------------------------------------------- retrieve
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Archived segments of a transcript, oldest first; `missing`: markers whose segment is not here."""
+
+    path: str
+    segments: tuple[Segment, ...]
+    missing: tuple[str, ...] = ()
+
+
+def directory(source: Source, request: Request) -> Directory:
+    """The segments that a transcript's markers name, or else those archived from its path."""
+    session, _ = load(source, request)
+    previous = session.messages[0] if session.messages else None
+    text = previous.text if previous is not None and previous.kind == COMPACTION_SUMMARY else ""
+    with _archive(request) as archive:
+        known = {s.hash: s for s in archive.segments()}  # only what is here is ours, whatever a text says
+        markers = [e.hash for e in parse_ccr_section(text)]
+        found = [known[h] for h in markers if h in known]
+        if not markers:
+            path = os.path.abspath(source.path)
+            found = [known[r.hash] for r in reversed(archive.runs()) if os.path.abspath(r.source) == path]
+        return Directory(source.path, tuple(dict.fromkeys(found)), tuple(h for h in markers if h not in known))
+
+
+def clean_hash(text: str) -> str:
+    """The 16 digits of a hash or marker. Raises UnknownHash for anything else."""
+    digits = text.strip().removeprefix("<<ccr:").removesuffix(">>")
+    if len(digits) != 16 or any(c not in "0123456789abcdef" for c in digits):
+        raise UnknownHash(f"not a hash of this archive: {text!r} (16 hexadecimal digits are wanted)")
+    return digits
+
+
+def raw_segment(hash: str, request: Request) -> Iterator[bytes]:
+    with _archive(request) as archive:
+        yield from archive.raw(clean_hash(hash))
+
+
+def segment_messages(hash: str, request: Request) -> list[Message]:
+    """The archived messages of a segment, oldest first; parsed when they are rendered."""
+    with _archive(request) as archive:
+        segment = archive.find(clean_hash(hash))
+        numbers = archive.message_lines(segment.hash)
+        message_of = FORMATS[segment.format].message_of
+        lines = archive.lines(segment.hash, numbers)
+        found = (message_of(Record(n + 1, raw)) for n, raw in zip(numbers, lines, strict=True))
+        return [m for m in found if m is not None]
+
+
+def window_text(hash: str, request: Request, from_message: int, budget: int) -> str:
+    """One window of a segment as text, with a last line that says how to go on."""
+    messages = segment_messages(hash, request)
+    return window(messages, from_message, budget, request.lang)
+
+
+def verify(request: Request) -> Iterator[Damage]:
+    """Re-hash the whole archive and name what is damaged."""
+    with _archive(request) as archive:
+        yield from archive.verify()
+
+
+def restore(source: Source, request: Request, hash: str | None = None) -> Iterator[bytes]:
+    """The original of a compacted transcript, with whatever was appended since.
+
+    With `hash`, the input of that one compaction. Without, compactions are undone as long as the transcript
+    still begins with what one of them wrote. Raises UnknownHash, DamagedArchive, ArchiveError.
+    """
+    with _archive(request) as archive:
+        if hash is not None:
+            runs = archive.runs(clean_hash(hash))
+            if not runs:
+                raise UnknownHash(f"no segment {hash} in {archive.path}")
+            path = os.path.abspath(source.path)
+            own = [r for r in runs if os.path.abspath(r.source) == path]
+            yield from archive.restore((own or runs)[0])
+            return
+        yield from _restored(archive, source, request)
+
+
+def _restored(archive: Archive, source: Source, request: Request) -> Iterator[bytes]:
+    """Undo from the newest compaction back; what stands behind each output is carried along."""
+    data: bytes | mmap.mmap = source.data
+    appended: list[bytes] = []
+    undone = 0
+    while (run := _run_of(archive, data)) is not None:
+        appended.insert(0, data[run.output_size :])
+        data = b"".join(archive.restore(run))
+        undone += 1
+    if not undone:
+        listed = directory(source, request)
+        if listed.segments:
+            raise ArchiveError("the transcript was changed after its compaction, so its original can't be put "
+                               "together; retrieve FILE HASH --restore gives the input of one compaction")  # fmt: skip
+        raise UnknownHash("nothing in the archive belongs to this transcript", path=source.path)
+    yield data
+    yield from appended
+
+
+def _run_of(archive: Archive, data: bytes | mmap.mmap) -> Run | None:
+    """The newest run whose output this file begins with."""
+    sizes = sorted({r.output_size for r in archive.runs() if 0 < r.output_size <= len(data)}, reverse=True)
+    for size in sizes:
+        digest = hashlib.sha256(memoryview(data)[:size]).hexdigest()
+        runs = archive.runs(output_sha256=digest)
+        if runs:
+            return runs[0]
+    return None
+
+
+def _archive(request: Request) -> Archive:
+    if request.archive is None:
+        raise ArchiveError("--no-archive leaves nothing to retrieve from")
+    return Archive.open(request.archive)
+
+
+def warnings_of(planned: Planned) -> list[str]:
+    """One line a warning, with its place."""
+    lines = [f"{planned.path}:{w.line}: {w.text}" if w.line else f"{planned.path}: {w.text}"
+             for w in planned.session.warnings]  # fmt: skip
+    if planned.session.ends > 1:
+        lines.append(f"{planned.path}: {planned.session.ends} branch ends; the newest is read (--leaf names another)")
+    return lines
+

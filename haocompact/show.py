@@ -1,0 +1,398 @@
+"""Frozen results -> rich table or JSON. Text of a transcript is data: never markup, never control codes.
+
+Nothing here shows message text: a row says what a message is (texts, calls, results), not what it says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from haocompact.archive import Segment
+from haocompact.compaction import (
+    CompactionPreparation,
+    FileOperations,
+    Image,
+    Message,
+    NoCompaction,
+    Shell,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    compute_file_lists,
+    cut_obstacles,
+)
+from haocompact.diag import Diagnosis, LogEntry
+from haocompact.errors import HaoError
+from haocompact.pipeline import Directory, Done, Planned
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+VERSION = 1  # of the JSON contract
+ROWS_IN_JSON = 2000
+FOLD_ENDS, FOLD_CUT = 6, 8  # rows shown at both ends and on each side of the cut
+
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Text that can't move a terminal's cursor, set its title or clipboard, or reorder its letters."""
+    return _UNSAFE.sub(lambda m: m.group().encode("unicode_escape").decode("ascii"), text)
+
+
+def printable(text: str) -> str:
+    """As `visible`, but lines stay lines."""
+    return "\n".join(visible(line.replace("\t", "    ")) for line in text.split("\n"))
+
+
+# ------------------------------------------------------------------------------------------ rows
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One message (or turn) of the cut-point table. `running`: tokens from the tail up to here.
+
+    `obstacle`: why it can't start the kept tail. `place`: previous, summarise, prefix or keep.
+    """
+
+    line: int
+    role: str
+    what: str
+    tokens: int
+    running: int
+    obstacle: str | None
+    place: str
+    is_cut: bool
+
+
+def rows(planned: Planned) -> list[Row]:
+    """All rows, oldest first."""
+    messages, settings = planned.session.messages, planned.settings
+    start = 1 if planned.previous_summary is not None else 0
+    compactable = messages[start:]
+    obstacles = ["previous summary"] * start + cut_obstacles(compactable, repair=settings.repair)
+    places = ["previous"] * start + _places(planned.outcome, len(compactable))
+    cut = start + planned.outcome.cut.first_kept_index if isinstance(planned.outcome, CompactionPreparation) else -1
+    running, result = 0, []
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages[index]
+        tokens = message.tokens(settings.estimator)
+        running += tokens
+        result.append(Row(message.line, _role(message), what(message), tokens, running, obstacles[index],
+                          places[index], index == cut))  # fmt: skip
+    return result[::-1]
+
+
+def _places(outcome: CompactionPreparation | NoCompaction, total: int) -> list[str]:
+    if isinstance(outcome, NoCompaction):
+        return ["keep"] * total
+    history, prefix = len(outcome.messages_to_summarize), len(outcome.turn_prefix_messages)
+    return ["summarise"] * history + ["prefix"] * prefix + ["keep"] * (total - history - prefix)
+
+
+def turn_rows(all_rows: Sequence[Row]) -> list[Row]:
+    """Rows folded to one a turn; a turn that the cut splits becomes two."""
+    folded: list[Row] = []
+    for row in all_rows:
+        if folded and row.role not in ("user", "bash", "custom", "branch", "summary") and not row.is_cut:
+            last = folded[-1]
+            count = int(last.what.split(" ")[0]) + 1
+            folded[-1] = Row(last.line, last.role, f"{count} messages", last.tokens + row.tokens, last.running,
+                             last.obstacle, last.place, last.is_cut)  # fmt: skip
+        else:
+            folded.append(Row(row.line, row.role, "1 messages", row.tokens, row.running, row.obstacle, row.place, row.is_cut))
+    return folded
+
+
+_ROLES = {"toolResult": "tool", "bashExecution": "bash", "branchSummary": "branch"}
+
+
+def _role(message: Message) -> str:
+    return "summary" if message.kind == "compaction_summary" else _ROLES.get(message.role, message.role)
+
+
+def what(message: Message) -> str:
+    """What a message consists of, without a word of what it says."""
+    parts = message.parts
+    words = []
+    chars = sum(len(p.text) for p in parts if isinstance(p, Text))
+    thinking = sum(len(p.text) for p in parts if isinstance(p, Thinking))
+    if chars:
+        words.append(f"text {chars:,}")
+    if thinking:
+        words.append(f"thinking {thinking:,}")
+    words += _counted("call", (p.name for p in parts if isinstance(p, ToolCall)))
+    for part in parts:
+        if isinstance(part, ToolResult):
+            words.append(f"{'error' if part.is_error else 'result'} {sum(map(len, part.texts)):,}")
+        elif isinstance(part, Shell):
+            words.append(f"command, output {len(part.output):,}")
+    images = sum(isinstance(p, Image) for p in parts) + sum(p.images for p in parts if isinstance(p, ToolResult))
+    if images:
+        words.append(f"{images} image{'s' * (images > 1)}")
+    if message.hidden:
+        words.append("not sent")
+    return ", ".join(words) or "empty"
+
+
+def _counted(label: str, names: Iterable[str]) -> list[str]:
+    return [f"{label} {visible(n)[:40]}" + (f" x{c}" if c > 1 else "") for n, c in Counter(names).items()]
+
+
+# ---------------------------------------------------------------------------------------- tables
+def plan_table(planned: Planned, *, turns: bool = False, everything: bool = False) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text as RichText
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name, side in (("line", "right"), ("role", "left"), ("what", "left"), ("tokens", "right"),
+                       ("running", "right"), ("cut", "left")):  # fmt: skip
+        table.add_column(name, justify=side, overflow="ellipsis", no_wrap=name != "what")  # type: ignore[arg-type]
+    all_rows = rows(planned)
+    for item in _folded(turn_rows(all_rows) if turns else all_rows, everything):
+        if isinstance(item, int):
+            table.add_row("", "", f"... {item:,} more rows (--all shows them)", "", "", "", style="dim")
+            continue
+        if item.is_cut:
+            table.add_row("", "", RichText("-- cut: kept from here on --", style="bold"), "", "", "")
+        table.add_row(str(item.line or ""), item.role, RichText(item.what), f"{item.tokens:,}", f"{item.running:,}",
+                      RichText(_cut_cell(item)), style="dim" if item.place in ("summarise", "prefix") else "")  # fmt: skip
+    return table
+
+
+def _cut_cell(row: Row) -> str:
+    where = {"prefix": " (turn prefix)", "summarise": "", "keep": "", "previous": ""}[row.place]
+    return (row.obstacle if row.obstacle else "valid") + where
+
+
+def _folded(items: Sequence[Row], everything: bool) -> Iterator[Row | int]:
+    """Head, around the cut, tail; a number stands for rows that are left out."""
+    cut = next((i for i, row in enumerate(items) if row.is_cut), len(items) - 1)
+    shown = set(range(FOLD_ENDS)) | set(range(len(items) - FOLD_ENDS, len(items)))
+    shown |= set(range(cut - FOLD_CUT, cut + FOLD_CUT))
+    skipped = 0
+    for index, row in enumerate(items):
+        if everything or index in shown:
+            if skipped:
+                yield skipped
+            skipped = 0
+            yield row
+        else:
+            skipped += 1
+
+
+def plan_figures(planned: Planned) -> list[str]:
+    """The lines under the table."""
+    s, e, outcome = planned.settings, planned.estimate, planned.outcome
+    basis = "estimate" if e.last_usage_index is None else (
+        f"usage {_number(e.usage_tokens)} on line {planned.session.messages[e.last_usage_index].line}"
+        f" + {e.trailing_tokens:,} estimated after it")  # fmt: skip
+    trigger = s.context_window - s.reserve_tokens
+    lines = [
+        f"{visible(planned.path)}: {planned.session.format}, {sum(m.told for m in planned.session.messages)} messages",
+        f"context  {_number(e.tokens)} tokens ({basis}; estimator {s.estimator.name})",
+        f"trigger  window {s.context_window:,} - reserve {s.reserve_tokens:,} = {trigger:,}: should_compact = "
+        f"{'yes' if planned.should_compact else 'no'}",
+    ]
+    if isinstance(outcome, NoCompaction):
+        return [*lines, f"nothing to compact: {outcome.branch}" + (f", {outcome.sub}" if outcome.sub else "")]
+    return [*lines, *_cut_figures(outcome)]
+
+
+def _cut_figures(plan: CompactionPreparation) -> Iterator[str]:
+    history, prefix = _told(plan.messages_to_summarize), _told(plan.turn_prefix_messages)
+    split = f", splits the turn that began on line {_turn_line(plan)}" if plan.is_split_turn else ""
+    yield f"cut      kept from line {plan.retained_tail[0].line}{split}"
+    yield f"removed  {history} messages summarised" + (f" + {prefix} of the turn's prefix" if prefix else "")
+    over = plan.tokens_kept - plan.settings.keep_recent_tokens
+    note = f", above keep_recent ({plan.settings.keep_recent_tokens:,}) by {over:,}" if over > 0 else ""
+    yield f"kept     {_told(plan.retained_tail)} messages, about {plan.tokens_kept:,} tokens{note}"
+    reads, edits = compute_file_lists(plan.file_ops)
+    yield f"files    {len(reads)} read, {len(edits)} modified"
+
+
+def _told(messages: Iterable[Message]) -> int:
+    return sum(m.told for m in messages)
+
+
+def _turn_line(plan: CompactionPreparation) -> int | None:
+    return plan.turn_prefix_messages[0].line if plan.is_split_turn and plan.turn_prefix_messages else None
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def diag_text(planned: Planned, diagnosis: Diagnosis, line: str | None) -> list[str]:
+    """The diagnosis in plain words: line, sentence, the heaviest messages, what would help."""
+    lines = [] if line is None else [line]
+    lines += plan_figures(planned)
+    lines.append(diagnosis.explanation)
+    if diagnosis.heaviest:
+        heavy = ", ".join(f"line {n} ({role}, {tokens:,} tokens)" for n, role, tokens in diagnosis.heaviest)
+        lines.append(f"largest: {heavy}")
+    lines += [f"suggestion: {s}" for s in diagnosis.suggestions]
+    return lines
+
+
+def log_table(entries: Sequence[LogEntry]) -> RenderableType:
+    """Skips of a log, grouped by cause and file."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text as RichText
+
+    groups: dict[tuple[str, str, str], list[LogEntry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.branch, entry.sub or "", entry.source or ""), []).append(entry)
+    table = Table("branch", "sub", "source", "count", "first", "last", box=box.SIMPLE_HEAD, show_edge=False)
+    for (branch, sub, source), found in sorted(groups.items(), key=lambda g: -len(g[1])):
+        table.add_row(branch, sub, RichText(visible(source)), str(len(found)), found[0].time, found[-1].time)
+    return table
+
+
+def directory_table(found: Directory) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text as RichText
+
+    table = Table("hash", "messages", "characters", "created", "source", box=box.SIMPLE_HEAD, show_edge=False)
+    for s in found.segments:
+        table.add_row(s.hash, f"{s.messages:,}", f"{s.chars:,}", s.created, RichText(visible(s.source)))
+    for hash in found.missing:
+        table.add_row(hash, "?", "?", "not in this archive", "")
+    return table
+
+
+def done_line(done: Done) -> str:
+    """One line about one transcript of a batch."""
+    path = visible(done.path)
+    if done.error is not None:
+        return f"{path}: {visible(str(done.error))}"
+    if done.skip is not None:
+        return f"{path}: nothing to compact ({done.skip.sub or done.skip.branch})"
+    degraded = f", DEGRADED: {visible(done.degraded)}" if done.degraded else ""
+    return (f"{path}: {done.summarized + done.prefix:,} messages -> 1 summary, {done.kept:,} kept, "
+            f"{done.bytes_before:,} -> {done.bytes_after:,} bytes"
+            + (f", <<ccr:{done.hash}>>" if done.hash else "") + degraded)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ JSON
+def dumps(obj: dict[str, Any]) -> str:
+    """One line. Paths with bytes that are not UTF-8 keep their surrogates escaped."""
+    return json.dumps(obj, ensure_ascii=any("\ud800" <= c <= "\udfff" for c in str(obj)), separators=(", ", ": "))
+
+
+def plan_json(planned: Planned, *, with_rows: bool | None = None) -> dict[str, Any]:
+    outcome, estimate, settings, session = planned.outcome, planned.estimate, planned.settings, planned.session
+    plan = outcome if isinstance(outcome, CompactionPreparation) else None
+    reads, edits = compute_file_lists(plan.file_ops if plan else FileOperations())
+    found: dict[str, Any] = {
+        "version": VERSION,
+        "path": planned.path,
+        "format": session.format,
+        "session_id": session.session_id,
+        "result": "ok" if plan else "none",
+        "branch": None if isinstance(outcome, CompactionPreparation) else outcome.branch,
+        "sub": None if isinstance(outcome, CompactionPreparation) else outcome.sub,
+        "estimator": settings.estimator.name,
+        "tokens_before": estimate.tokens,
+        "usage_tokens": estimate.usage_tokens,
+        "trailing_tokens": estimate.trailing_tokens,
+        "basis": "estimate" if estimate.last_usage_index is None else "usage",
+        "window": settings.context_window,
+        "should_compact": planned.should_compact,
+        "keep_recent_tokens": settings.keep_recent_tokens,
+        "reserve_tokens": settings.reserve_tokens,
+        "first_kept_line": plan.retained_tail[0].line if plan else None,
+        "turn_start_line": _turn_line(plan) if plan else None,
+        "is_split_turn": plan.is_split_turn if plan else False,
+        "messages": sum(m.told and m.kind != "compaction_summary" for m in session.messages),
+        "summarize": _told(plan.messages_to_summarize) if plan else 0,
+        "prefix": _told(plan.turn_prefix_messages) if plan else 0,
+        "kept": _told(plan.retained_tail) if plan else _told(session.messages),
+        "tokens_kept": plan.tokens_kept if plan else None,
+        "previous_summary": planned.previous_summary is not None,
+        "read_files": reads,
+        "modified_files": edits,
+        "ends": session.ends,
+        "opaque_lines": session.opaque_lines,
+        "warnings": [{"line": w.line or None, "text": w.text} for w in session.warnings],
+    }
+    if with_rows or (with_rows is None and len(session.messages) <= ROWS_IN_JSON):
+        found["rows"] = [_row_json(row) for row in rows(planned)]
+    return found
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {"line": row.line, "role": row.role, "what": row.what, "tokens": row.tokens, "running": row.running,
+            "valid_cut": row.obstacle is None, "why_not": row.obstacle, "place": row.place, "cut": row.is_cut}  # fmt: skip
+
+
+def diag_json(planned: Planned, diagnosis: Diagnosis) -> dict[str, Any]:
+    outcome = planned.outcome
+    figures = outcome.figures if isinstance(outcome, NoCompaction) else {}
+    return {
+        "version": VERSION,
+        "path": planned.path,
+        "format": planned.session.format,
+        "result": "none" if isinstance(outcome, NoCompaction) else "ok",
+        "branch": outcome.branch if isinstance(outcome, NoCompaction) else None,
+        "sub": outcome.sub if isinstance(outcome, NoCompaction) else None,
+        **{k: v if k != "top3" else [{"idx": i, "tokens": t} for i, t in v] for k, v in figures.items()},  # type: ignore[attr-defined]
+        "tokens_before": planned.estimate.tokens,
+        "should_compact": planned.should_compact,
+        "heaviest": [{"line": n, "role": role, "tokens": t} for n, role, t in diagnosis.heaviest],
+        "explanation": diagnosis.explanation,
+        "suggestions": list(diagnosis.suggestions),
+    }
+
+
+def done_json(done: Done) -> dict[str, Any]:
+    if done.error is not None:
+        return error_json(done.error, done.path)
+    found: dict[str, Any] = {"version": VERSION, "path": done.path, "format": done.format}
+    if done.skip is not None:
+        return found | {"result": "none", "branch": done.skip.branch, "sub": done.skip.sub, "output": done.output,
+                        "bytes_before": done.bytes_before, "bytes_after": done.bytes_before}  # fmt: skip
+    return found | {
+        "result": "ok",
+        "branch": None,
+        "sub": None,
+        "output": done.output,
+        "archive": done.archive,
+        "hash": done.hash or None,
+        "summarizer": done.summarizer,
+        "degraded": done.degraded is not None,
+        "degraded_reason": done.degraded,
+        "first_kept_line": done.first_kept_line,
+        "is_split_turn": done.is_split_turn,
+        "summarize": done.summarized,
+        "prefix": done.prefix,
+        "kept": done.kept,
+        "tokens_before": done.tokens_before,
+        "tokens_after": done.tokens_after,
+        "bytes_before": done.bytes_before,
+        "bytes_after": done.bytes_after,
+        "warnings": list(done.warnings),
+    }
+
+
+def error_json(error: HaoError, path: str | None = None) -> dict[str, Any]:
+    return {"version": VERSION, "path": error.path or path, "result": "error", "code": error.code,
+            "message": str(error.args[0]), "line": error.line}  # fmt: skip
+
+
+def directory_json(found: Directory) -> dict[str, Any]:
+    return {"version": VERSION, "path": found.path, "segments": [_segment_json(s) for s in found.segments],
+            "missing": list(found.missing)}  # fmt: skip
+
+
+def _segment_json(segment: Segment) -> dict[str, Any]:
+    return {"hash": segment.hash, "messages": segment.messages, "chars": segment.chars, "created": segment.created,
+            "source": segment.source, "format": segment.format, "lines": segment.lines, "bytes": segment.size,
+            "sha256": segment.sha256}  # fmt: skip
