@@ -16,13 +16,12 @@ import errno
 import fcntl
 import gzip
 import hashlib
-import mmap
 import os
 import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -55,7 +54,7 @@ from haocompact.errors import (
 )
 from haocompact.formats import FORMATS, detect
 from haocompact.formats.session import Checkpoint, Format, Piece, ReadOptions, Session, removed
-from haocompact.records import Record, Records, read
+from haocompact.records import Data, FileBytes, Record, Records, chunks_of, read
 from haocompact.summarize import (
     Extract,
     Summarizer,
@@ -90,7 +89,7 @@ class Source:
     """A transcript's bytes. `stamp` identifies the file's state; None for stdin and compressed files."""
 
     path: str
-    data: bytes | mmap.mmap
+    data: Data
     stamp: tuple[int, ...] | None = None
     compressed: bool = False
     _sha256: str | None = field(default=None, repr=False)
@@ -98,8 +97,15 @@ class Source:
     @property
     def sha256(self) -> str:
         if self._sha256 is None:
-            self._sha256 = hashlib.sha256(self.data).hexdigest()
+            self._sha256 = _sha256(self.data)
         return self._sha256
+
+
+def _sha256(data: Data) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks_of(data):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager
@@ -111,16 +117,14 @@ def open_source(path: str, stdin: IO[bytes] | None = None) -> Iterator[Source]:
                 while block := stdin.read(1 << 20):
                     spool.write(block)
             spool.flush()
-            with _mapped(spool.fileno()) as data:
-                yield _unpacked("-", data, None)
+            yield _unpacked("-", _file_bytes(spool.fileno()), None)
         return
     try:
         with open(path, "rb") as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise TranscriptError("not a regular file", path=path)
-            with _mapped(file.fileno()) as data:
-                yield _unpacked(path, data, _stamp(info))
+            yield _unpacked(path, _file_bytes(file.fileno()), _stamp(info))
     except IsADirectoryError:
         raise TranscriptError("is a directory", path=path) from None
     except FileNotFoundError:
@@ -129,16 +133,15 @@ def open_source(path: str, stdin: IO[bytes] | None = None) -> Iterator[Source]:
         raise TranscriptError("permission denied", path=path) from None
 
 
-@contextlib.contextmanager
-def _mapped(handle: int) -> Iterator[bytes | mmap.mmap]:
-    if os.fstat(handle).st_size == 0:
-        yield b""
-        return
-    with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as data:
-        yield data
+SMALL = 4 << 20  # bytes; a file up to this size is held in memory
 
 
-def _unpacked(path: str, data: bytes | mmap.mmap, stamp: tuple[int, ...] | None) -> Source:
+def _file_bytes(handle: int) -> Data:
+    data = FileBytes(handle, os.fstat(handle).st_size)
+    return data[:] if len(data) <= SMALL else data
+
+
+def _unpacked(path: str, data: Data, stamp: tuple[int, ...] | None) -> Source:
     magic = data[:4]
     try:
         if magic == ZSTD_MAGIC:
@@ -274,7 +277,7 @@ def _rebuilt(source: Source, request: Request, planned: Planned, outcome: Compac
     text = _full_summary(outcome, summary, request, CcrEntry(hash, len(told), chars) if archiving else None)
     tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
     if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
-        return skip
+        return replace(skip, figures=skip.figures | ({"failed": summary.degraded} if summary.degraded else {}))
     reads, edits = compute_file_lists(outcome.file_ops)
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
     pieces = list(adapter.rebuild(session, outcome, kept, checkpoint))
@@ -400,12 +403,12 @@ def store(result: Compacted) -> Segment | None:
 
 
 # --------------------------------------------------------------------------------------- writing
-def write_file(target: Path, data: bytes | mmap.mmap, *, like: os.stat_result | None = None,
+def write_file(target: Path, data: Data, *, like: os.stat_result | None = None,
                source: Source | None = None) -> None:  # fmt: skip
-    write_stream(target, (data,), like=like, source=source)
+    write_stream(target, chunks_of(data), like=like, source=source)
 
 
-def write_stream(target: Path, chunks: Iterable[bytes | mmap.mmap], *, like: os.stat_result | None = None,
+def write_stream(target: Path, chunks: Iterable[bytes], *, like: os.stat_result | None = None,
                  source: Source | None = None) -> None:  # fmt: skip
     """Write beside the target, fsync, rename, fsync the folder. With `source`, only if it has not changed."""
     try:
@@ -414,8 +417,7 @@ def write_stream(target: Path, chunks: Iterable[bytes | mmap.mmap], *, like: os.
         raise _write_error(target, error) from error
     try:
         with os.fdopen(handle, "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
+            file.writelines(chunks)
             file.flush()
             if like is not None:
                 os.fchmod(handle, stat.S_IMODE(like.st_mode))
@@ -439,9 +441,9 @@ def check_unchanged(source: Source, target: Path) -> None:
         info = os.stat(target)
         same = _stamp(info) == source.stamp
         if same:
-            with target.open("rb") as file, _mapped(file.fileno()) as data:
-                same = hashlib.sha256(data).hexdigest() == source.sha256
-    except FileNotFoundError:
+            with target.open("rb") as file:
+                same = _sha256(FileBytes(file.fileno(), info.st_size)) == source.sha256
+    except (FileNotFoundError, SourceChanged):
         same = False
     if not same:
         raise SourceChanged("the transcript changed while it was being compacted; left alone", path=source.path)
@@ -542,16 +544,14 @@ def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None
     return _done(source, result, _name(target), [])
 
 
-def _deliver(data: bytes | mmap.mmap, target: Path | IO[bytes] | None) -> None:
+def _deliver(data: Data, target: Path | IO[bytes] | None) -> None:
     if isinstance(target, Path):
         write_file(target, data)
     elif target is not None:
         try:
-            view = memoryview(data)
-            for start in range(0, len(view), 1 << 20):
-                target.write(view[start : start + (1 << 20)])
+            for chunk in chunks_of(data):
+                target.write(chunk)
             target.flush()
-            view.release()
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -705,7 +705,7 @@ def restore(source: Source, request: Request, hash: str | None = None) -> Iterat
 
 def _restored(archive: Archive, source: Source, request: Request) -> Iterator[bytes]:
     """Undo from the newest compaction back; what stands behind each output is carried along."""
-    data: bytes | mmap.mmap = source.data
+    data: Data = source.data
     appended: list[bytes] = []
     undone = 0
     while (run := _run_of(archive, data)) is not None:
@@ -718,15 +718,15 @@ def _restored(archive: Archive, source: Source, request: Request) -> Iterator[by
             raise ArchiveError("the transcript was changed after its compaction, so its original can't be put "
                                "together; retrieve FILE HASH --restore gives the input of one compaction")  # fmt: skip
         raise UnknownHash("nothing in the archive belongs to this transcript", path=source.path)
-    yield data
+    yield from chunks_of(data)
     yield from appended
 
 
-def _run_of(archive: Archive, data: bytes | mmap.mmap) -> Run | None:
+def _run_of(archive: Archive, data: Data) -> Run | None:
     """The newest run whose output this file begins with."""
     sizes = sorted({r.output_size for r in archive.runs() if 0 < r.output_size <= len(data)}, reverse=True)
     for size in sizes:
-        digest = hashlib.sha256(memoryview(data)[:size]).hexdigest()
+        digest = hashlib.sha256(data[:size]).hexdigest()
         runs = archive.runs(output_sha256=digest)
         if runs:
             return runs[0]

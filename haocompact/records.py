@@ -6,13 +6,15 @@ Lines end at `\\n` only: U+2028, U+0085, VT and FF are text, a `\\r` stays with 
 from __future__ import annotations
 
 import json
-import mmap
+import os
 import re
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
 import orjson
+
+from haocompact.errors import SourceChanged
 
 BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
@@ -86,18 +88,74 @@ class Record:
         return obj
 
 
+class FileBytes:
+    """A file's bytes, read through a window: a slice costs no memory beyond itself, and a file that shrinks
+    meanwhile gives an error (a memory map would end the process)."""
+
+    WINDOW = 1 << 20
+
+    def __init__(self, handle: int, size: int) -> None:
+        self._handle = handle
+        self._size = size
+        self._start = 0
+        self._window = b""
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, span: slice) -> bytes:
+        start, end, _ = span.indices(self._size)
+        if end <= start:
+            return b""
+        if start < self._start or end > self._start + len(self._window):
+            self._start, self._window = start, self._read(start, max(end - start, self.WINDOW))
+        if start == self._start and end - start == len(self._window):
+            return self._window
+        return self._window[start - self._start : end - self._start]
+
+    def chunks(self) -> Iterator[bytes]:
+        """The whole file in pieces of the window's size."""
+        for start in range(0, self._size, self.WINDOW):
+            yield self._read(start, self.WINDOW)
+
+    def _read(self, start: int, length: int) -> bytes:
+        wanted = min(length, self._size - start)
+        parts = []
+        while wanted > 0:
+            part = os.pread(self._handle, wanted, start)
+            if not part:
+                raise SourceChanged("the transcript became shorter while it was being read")
+            parts.append(part)
+            start, wanted = start + len(part), wanted - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+Data = bytes | FileBytes
+
+
+def chunks_of(data: Data) -> Iterator[bytes]:
+    """The bytes in pieces, for hashing and copying."""
+    if isinstance(data, FileBytes):
+        yield from data.chunks()
+    else:
+        yield data
+
+
 class Records(Sequence[Record]):
     """All lines of a transcript. Only the offsets are held; a record is made when it is asked for."""
 
-    def __init__(self, data: bytes | mmap.mmap) -> None:
+    def __init__(self, data: Data) -> None:
         self.data = data
         self._ends = array("Q")
-        position = 0
-        while (newline := data.find(b"\n", position)) >= 0:
-            position = newline + 1
-            self._ends.append(position)
-        if position < len(data):
-            self._ends.append(len(data))
+        base = 0
+        for chunk in chunks_of(data):
+            position = 0
+            while (newline := chunk.find(b"\n", position)) >= 0:
+                position = newline + 1
+                self._ends.append(base + position)
+            base += len(chunk)
+        if base > (self._ends[-1] if self._ends else 0):
+            self._ends.append(base)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -125,7 +183,7 @@ class Records(Sequence[Record]):
         return b"\r\n" if self._ends and self.raw(0).endswith(b"\r\n") else b"\n"
 
 
-def read(data: bytes | mmap.mmap) -> Records:
+def read(data: Data) -> Records:
     """Split bytes into records: `write(read(b)) == b` for every input."""
     return Records(data)
 
