@@ -362,15 +362,15 @@ def _keep_together(messages: Sequence[Message], cut: int, points: list[int],
                    settings: CompactionSettings) -> int:  # fmt: skip
     """Move a cut that would part what belongs together (R7).
 
-    Back to the start of the group or pair; forward to the next whole point when going back would leave
-    nothing to summarise, or keep over twice `keep_recent` for the sake of a late result.
+    Back to the start of the group or pair; forward to the next whole point when going back for the sake of
+    a late result would keep over twice `keep_recent`.
     """
     start = joined_start(messages, cut, points[0])
     if start == cut:
         return cut
     group_only = _group_start(messages, cut) == start
     kept = sum(m.tokens(settings.estimator) for m in messages[start:])
-    if start > points[0] and (group_only or kept <= 2 * settings.keep_recent_tokens):
+    if group_only or kept <= 2 * settings.keep_recent_tokens:
         return start
     later = (c for c in points if c > cut and joined_start(messages, c, points[0]) == c)
     return next(later, start)

@@ -857,4 +857,4 @@ def _without_usage(raw: bytes) -> bytes:
     """Zero every figure from which the client takes the size of the context."""
     for key in USAGE_KEYS:
         raw = splice(raw, ("message", "usage", key), b"0")
-    return splice(raw, ("message", "usage", "iterations"), b"[]")
+    return raw
