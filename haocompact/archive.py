@@ -668,13 +668,11 @@ def _pruned() -> Iterable[bytes]:
 
 
 def _compressor(level: int, size: int) -> zstandard.ZstdCompressor:
-    """For a frame of `size` raw bytes; a long one gets a window and long-distance matching to its size."""
+    """For a frame of `size` raw bytes; a long one gets a window of its size, to find far repetitions."""
     if size < LONG_FRAME:
         return zstandard.ZstdCompressor(level=level)
     window = min(WINDOW_LOG, (size - 1).bit_length())
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        level, source_size=size, window_log=window, enable_ldm=True
-    )
+    parameters = zstandard.ZstdCompressionParameters.from_level(level, source_size=size, window_log=window)
     return zstandard.ZstdCompressor(compression_params=parameters)
 
 
@@ -692,7 +690,10 @@ def _pack(numbers: Sequence[int]) -> bytes:
 
 
 def _unpack(blob: bytes) -> tuple[int, ...]:
-    data = zstandard.decompress(blob)
+    inflater = zstandard.ZstdDecompressor().decompressobj()  # trusts no size that the blob claims
+    data = inflater.decompress(blob)
+    if not inflater.eof:
+        raise zstandard.ZstdError("a list of numbers is cut short")
     return tuple(accumulate(struct.unpack(f"<{len(data) // 8}q", data)))
 
 
@@ -768,7 +769,7 @@ def _create_schema(db: sqlite3.Connection) -> None:
 
 
 def _switch_to_wal(db: sqlite3.Connection) -> None:
-    """SQLite's own busy timeout does not cover this statement."""
+    """Where two processes switch at once, SQLite refuses one without waiting."""
     end = time.monotonic() + BUSY_SECONDS
     while True:
         try:

@@ -466,8 +466,10 @@ FILE_TOOLS = {"read": "read", "write": "written", "edit": "edited"}
 
 def extract_file_ops_from_message(message: Message, file_ops: FileOperations,
                                   tools: dict[str, str] = FILE_TOOLS,
-                                  keys: Sequence[str] = ("path",)) -> None:  # fmt: skip
-    """Add the path of each read, write or edit call of an assistant message."""
+                                  keys: Sequence[str] = ("path",), *, repair: bool = True) -> None:  # fmt: skip
+    """Add the path of each read, write or edit call of an assistant message (repaired: or that a tool made)."""
+    if message.role != "assistant" and not repair:
+        return
     for part in message.parts:
         if not isinstance(part, ToolCall) or not isinstance(part.arguments, dict):
             continue
@@ -477,10 +479,11 @@ def extract_file_ops_from_message(message: Message, file_ops: FileOperations,
             getattr(file_ops, kind).add(path)
 
 
-def compute_file_lists(file_ops: FileOperations) -> tuple[list[str], list[str]]:
-    """(read only, modified), each sorted as JavaScript sorts."""
+def compute_file_lists(file_ops: FileOperations, *, repair: bool = True) -> tuple[list[str], list[str]]:
+    """(read only, modified), each sorted as JavaScript sorts (the seed: by code point)."""
     modified = file_ops.edited | file_ops.written
-    return sorted(file_ops.read - modified, key=utf16_key), sorted(modified, key=utf16_key)
+    key = utf16_key if repair else None
+    return sorted(file_ops.read - modified, key=key), sorted(modified, key=key)
 
 
 # -------------------------------------------------------------------------------------- the plan
@@ -529,6 +532,7 @@ def prepare_compaction(messages: Sequence[Message],
         figures: dict[str, object] = {"msgs": len(messages), "tail_head": newest.text[:60]}
         return NoCompaction("tail_is_summary", None, figures, estimate)
     summary = messages[0] if messages[0].kind == COMPACTION_SUMMARY else None
+    previous = summary.text if summary else None
     compactable = messages[1:] if summary else messages
     cut = find_cut_point(compactable, 0, len(compactable), settings)
     history_end = cut.turn_start_index if cut.is_split_turn else cut.first_kept_index
@@ -541,7 +545,7 @@ def prepare_compaction(messages: Sequence[Message],
         retained_tail=compactable[cut.first_kept_index :],
         is_split_turn=cut.is_split_turn,
         tokens_before=estimate.tokens,
-        previous_summary=(summary.text or None) if summary else None,
+        previous_summary=(previous or None) if settings.repair else previous,
         file_ops=_file_operations(summary, (*history, *prefix), settings),
         settings=settings,
         cut=cut,
@@ -556,8 +560,8 @@ def _file_operations(summary: Message | None, removed: Iterable[Message],
     if settings.repair and summary is not None and summary.files is not None:
         file_ops = FileOperations(set(summary.files.read), set(summary.files.written), set(summary.files.edited))
     for message in removed:
-        if message.told and (message.role == "assistant" or settings.repair):
-            extract_file_ops_from_message(message, file_ops)
+        if message.told:
+            extract_file_ops_from_message(message, file_ops, repair=settings.repair)
     return file_ops
 
 

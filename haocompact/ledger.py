@@ -1,33 +1,25 @@
 """The offline summary: a ledger of entries, filled from the messages, never a summary of a summary.
 
-    previous --parse--> Ledger --_Reader, one pass over the messages--> Ledger --fit--> render
+    previous --parse--> Ledger --Reader, one pass over the messages--> Ledger --fit--> render
 
 An entry is one line under one heading of the seed's format, in the words of whoever said it. What `render`
-writes, `parse` reads back exactly; so the next compaction goes on where this one stopped. A previous summary
+writes, `parse` reads back exactly, so the next compaction goes on where this one stopped. A previous summary
 that `render` did not write is carried as quoted lines under its own heading.
 
-The order of the rules when the budget is tight: the latest request, rules, an earlier summary, the plan, what
-blocks, other requests, decisions and facts, and last what was done.
+What is kept is decided by `judge_*` (how much a sentence looks like a rule, a goal, an exact fact) and `POOLS`
+(which entries compete for which share of the budget).
 """
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from haocompact.compaction import (
-    COMPACTION_SUMMARY,
-    Message,
-    Part,
-    Shell,
-    Text,
-    Thinking,
-    ToolCall,
-    ToolResult,
-)
+from haocompact.compaction import COMPACTION_SUMMARY, Message, Part, Shell, Text, Thinking, ToolCall, ToolResult
 
 MIN_CHARS, MAX_CHARS, RATIO = 2_000, 12_000, 0.2
 TURN_SEPARATOR = "\n\n---\n\n**Turn Context (split turn):**\n\n"
@@ -46,31 +38,37 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FRAME = re.compile(r"<(?=<ccr:|/?(?:read-files|modified-files|conversation|previous-summary)\b)", re.I)
 _TITLE = re.compile(
-    r"(?:#+ +)+(?=(?:Goal|Constraints|Progress|Done|In Progress|Blocked|Key Decisions|Next Steps|Critical Context"
-    r"|Earlier Summary|Original Request|Early Progress|Context for Suffix)\b)|\*\*(?=Turn Context \(split)"
+    r"(?:#+ +)+(?=(?:Goal|Constraints|Progress|Done|In Progress|Blocked|Key Decisions|Next Steps"
+    r"|Critical Context|Earlier Summary|Original Request|Early Progress|Context for Suffix)\b)"
+    r"|\*\*(?=Turn Context \(split)"
 )
 _TAG = re.compile(r"(?:(?:Latest request|User|System|Tool|Proposed): +)+")
 
 _KEY_SHAPES = re.compile(
-    r"\b(?:[spr]k[-_](?:live_|test_|ant-|proj-)?[\w-]{16,}|AKIA[0-9A-Z]{12,}|gh[opsur]_\w{16,}|github_pat_\w{20,}"
-    r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,}|npm_\w{30,}|hf_\w{20,}"
+    r"\b(?:[spr]k[-_](?:live_|test_|ant-|proj-)?[\w-]{16,}|AKIA[0-9A-Z]{12,}|gh[opsur]_\w{16,}"
+    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,}|npm_\w{30,}|hf_\w{20,}"
     r"|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
 )
 _BEARER = re.compile(r"\b(Bearer|Basic)( +)(?=[\w.~+/-]*\d)[\w.~+/-]{12,}=*", re.I)
 _USERINFO = re.compile(r"(?<=://)([^\s/:@\[]+):([^\s/@]+)@")
 _ASSIGNED = re.compile(
-    r"""((?:pass(?:word|wd|phrase)|\bpwd|secret|token|(?:api|access|private|auth|signing|encryption)[_-]?key|密码|口令|密钥)
-        ["'`]?\s*)(=|:|：|\bis\b|是|为)(\s*["'`]?)([^\s"'`,;，。；]{3,})""",
-    re.I | re.X,
+    r"((?:pass(?:word|wd|phrase)|\bpwd|secret|token|(?:api|access|private|auth|signing|encryption)[_-]?key"
+    r"|密码|口令|密钥)[\"'`]?\s*)(=|:|：|\bis\b|是|为)(\s*[\"'`]?)([^\s\"'`,;，。；]{3,})",
+    re.I,
 )
 _CODE_VALUE = re.compile(
     r"[$<{(\[*%]|.*[(\[{]|(?:none|null|true|false|str|string|undefined|required|optional)\b", re.I
 )
+_SECRET_HINT = re.compile(
+    r"pass|pwd|secret|token|key|bearer|basic|://|akia|aiza|eyj|[spr]k[-_]|gh[opsur]_|xox|npm_|hf_|glpat|github_pat"
+    r"|密码|口令|密钥",
+    re.I,
+)
 
 
 def clean(text: str) -> str:
-    """One safe line: no control characters, no forged structure, no secrets. `clean(clean(x)) == clean(x)`."""
+    """One safe line: no control characters, forged structure or secrets. `clean(clean(x)) == clean(x)`."""
     for _ in range(4):
         before, text = text, _clean_once(text)
         if text == before:
@@ -79,15 +77,22 @@ def clean(text: str) -> str:
 
 
 def _clean_once(text: str) -> str:
-    text = " ".join(_ANSI.sub("", text).split())
-    text = _SURROGATE.sub("\ufffd", _CONTROL.sub("", text))
-    text = _TITLE.sub("", _FRAME.sub("‹", text))
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    text = " ".join(text.split())
+    if not text.isprintable():
+        text = _SURROGATE.sub("\ufffd", _CONTROL.sub("", text))
+    if "<" in text:
+        text = _FRAME.sub("‹", text)
+    if "#" in text or "**Turn" in text:
+        text = _TITLE.sub("", text)
     tag = _TAG.match(text)
-    return mask_secrets(text[tag.end() :] if tag else text).strip()
+    text = text[tag.end() :] if tag else text
+    return mask_secrets(text).strip() if _SECRET_HINT.search(text) else text
 
 
 def mask_secrets(text: str) -> str:
-    """Replace the values of secrets, keep their names: `api_key=[secret]`."""
+    """Replace the values of secrets and keep their names: `api_key=[secret]`."""
     text = _BEARER.sub(rf"\1\2{SECRET}", _KEY_SHAPES.sub(SECRET, text))
     text = _USERINFO.sub(rf"\1:{SECRET}@", text)
     return _ASSIGNED.sub(_mask_assigned, text)
@@ -95,9 +100,9 @@ def mask_secrets(text: str) -> str:
 
 def _mask_assigned(match: re.Match[str]) -> str:
     name, sign, gap, value = match.groups()
-    has_digit = any(c.isdigit() for c in value)
     plain = name.lower().startswith(("pass", "pwd", "密码", "口令")) and sign in "=:："
-    if SECRET in value or _CODE_VALUE.match(value) or not (plain or (has_digit and len(value) >= 6)):
+    telling = plain or (len(value) >= 6 and any(c.isdigit() for c in value))
+    if SECRET in value or _CODE_VALUE.match(value) or not telling:
         return match.group()
     return f"{name}{sign}{gap}{SECRET}"
 
@@ -116,19 +121,17 @@ def cut_middle(text: str, limit: int) -> str:
     """`cut`, but keeps the end as well: what is asked often stands last."""
     if len(text) <= limit:
         return text
-    tail = (limit - 3) // 3
-    start = len(text) - tail
+    start = len(text) - max(limit - 3, 0) // 3
     while start < len(text) and not _is_boundary(text, start):
         start += 1
-    return f"{cut(text, limit - 1 - len(text[start:]))} {text[start:].lstrip()}".strip()
+    tail = text[start:].lstrip()
+    return f"{cut(text, limit - 1 - len(tail))} {tail}".strip()
 
 
 def _is_boundary(text: str, index: int) -> bool:
     left, right = text[index - 1], text[index]
-    joined = (
-        unicodedata.combining(right) or right in "\u200d\ufe0f" or left == "\u200d" or "🏻" <= right <= "🏿"
-    )
-    return not joined and not (_is_word(left) and _is_word(right))
+    joins = unicodedata.combining(right) or right in "\u200d\ufe0f" or left == "\u200d" or "🏻" <= right <= "🏿"
+    return not joins and not (_is_word(left) and _is_word(right))
 
 
 def _is_word(char: str) -> bool:
@@ -136,68 +139,86 @@ def _is_word(char: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------- words and values
-_TOKEN = re.compile(r"[\w$~@#%./:+\\-]*[\w%]", re.A)
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_STOP = _set(
+    """the a an and or but if then than that this these those there here it its is are was were be been being am
+    do does did done doing have has had having will would shall should can could may might must not no nor of in
+    on at to for from by with without into onto over under about as so such too very just also only even still yet
+    again more most less least some any all each every both either neither other another own same you your yours
+    we our ours us i me my mine he she they them their his her who whom which what when where why how let lets
+    please make made get got use used using want wants need needs like actually instead now rather change changed
+    switch sure ok okay yes never always dont don doesn isn cant won first last new old thing things way going go
+    one ones up down out off per via because since while after before until really think know see say said put
+    keep kept set don't can't doesn't isn't it's that's i'd i'll i've we're we'll let's there's what's day days"""
+)
+_NUMBERS = (
+    "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty sixty hundred "
+    "thousand million half twice once double triple quarterly weekly daily monthly monday tuesday wednesday "
+    "thursday friday saturday sunday weekend january february april june july august september october november "
+    "december"
+)
+_EDGE = r"(?<![\w./:@#$~-])"
+_VALUE = re.compile(
+    rf"{_EDGE}(?:(?P<num>[$€£~+-]?\d(?:[\w.,:%/+-]*[\w%])?)"
+    r"|(?P<id>https?://[^\s)>\]\"'`]+|[\w.~@/$-]*(?:[\d@]|/(?=\w))(?:[\w./:@%+~-]*[\w/])?)"
+    r"|(?P<code>\w*_\w+|[a-z]+[A-Z]\w*|[A-Z]\w*[A-Z]\w*|[A-Za-z]\w*\.\w[\w.]*\b)"
+    rf"|(?P<word>(?i:{_NUMBERS.replace(' ', '|')})s?\b)|(?P<name>[A-Z][a-z]\w*))",
+    re.A,
+)
 _HAN = re.compile("[\u3400-\u9fff\u3040-\u30ff\uac00-\ud7af]+")
 _HAN_NUMBER = re.compile(
     "[零一二两三四五六七八九十百千万半]+(?:个|次|天|日|秒|分钟|小时|行|页|元|倍|层|周|月|年|条|台|份|种|人|号)|周[一二三四五六日]"
 )
-_NUMBER_WORDS = frozenset(
-    "one two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty sixty hundred "
-    "thousand million half twice once double triple quarterly weekly daily monthly monday tuesday wednesday thursday "
-    "friday saturday sunday january february march april june july august september october november december".split()
-)
-_STOP = frozenset(
-    "the a an and or but if then than that this these those there here it its is are was were be been being am do does "
-    "did done doing have has had having will would shall should can could may might must not no nor of in on at to for "
-    "from by with without into onto over under about as so such too very just also only even still yet again more most "
-    "less least some any all each every both either neither other another own same you your yours we our ours us i me "
-    "my mine he she they them their his her who whom which what when where why how let lets please make made get got "
-    "use used using want wants need needs like actually instead now rather change changed switch sure ok okay yes never "
-    "always dont don doesn isn cant won first last new old thing things way going go one ones up down out off per via "
-    "because since while after before until them really think know see say said put keep kept set".split()
-)
+_HAN_STOP = re.compile("[的了是不要把成为在和请就都也还只别能会将我你他这那个上下用改换]")
+_WORD = re.compile(r"[a-z][a-z']+")
+_VALUE_WEIGHT = {"num": 0.9, "id": 0.9, "code": 0.5, "word": 0.6, "name": 0.4}
 
 
 def values_of(text: str) -> dict[str, str]:
-    """The exact tokens of a sentence, lower case, each with its class: num, id, name or word."""
-    found: dict[str, str] = {}
-    for index, match in enumerate(_TOKEN.finditer(text)):
-        token = match.group().strip(".:-")
-        kind = _value_class(token, index == 0)
-        if kind:
-            found[token.lower()] = kind
+    """The exact tokens of a sentence, lower case, each with its class: num, id, code, word or name."""
+    found = {m.group().rstrip(".:").lower(): m.lastgroup or "" for m in _VALUE.finditer(text) if _stands(m)}
     if not text.isascii():
         found.update(dict.fromkeys(_HAN_NUMBER.findall(text), "num"))
     return found
 
 
-def _value_class(token: str, at_start: bool) -> str:
-    if token[:1].isdigit() or (token[:1] in "$~+-" and token[1:2].isdigit()):
-        return "num"
-    if any(c.isdigit() for c in token) or any(c in "_/@" for c in token[1:]):
-        return "id"
-    if token.lower() in _NUMBER_WORDS:
-        return "word"
-    inner = token[1:]
-    if len(token) > 1 and (not inner.islower() and any(c.isupper() for c in inner)) or "." in inner:
-        return "id"
-    return "name" if token[:1].isupper() and not at_start and len(token) > 1 else ""
+def _stands(match: re.Match[str]) -> bool:
+    """A capital at the start of a sentence is no name."""
+    return match.lastgroup != "name" or match.start() > 0
 
 
-def stems_of(text: str) -> set[str]:
-    """The words that say what a sentence is about: no stop words, no endings; Chinese by pairs."""
-    lower = text.lower()
-    stems = {_stem(w) for w in re.findall(r"[a-z][a-z'’]+", lower) if w not in _STOP and len(w) > 2}
-    for run in _HAN.findall(text) if not text.isascii() else ():
-        stems.update(run[i : i + 2] for i in range(len(run) - 1) if not _HAN_STOP.search(run[i : i + 2]))
-    return stems - {""}
+class Said:
+    """A sentence with what its judges need: lower case, words, values."""
 
+    __slots__ = ("bullet", "lead", "low", "text", "values", "words")
 
-_HAN_STOP = re.compile("[的了是不要把成为在和请就都也还只别能会将我你他这那个上下用改换]")
+    def __init__(self, text: str, lead: str = "", bullet: bool = False) -> None:
+        self.text = text
+        self.lead = lead
+        self.bullet = bullet
+        self.low = f" {text.lower().replace('’', chr(39))} "
+        self.words = frozenset(_WORD.findall(self.low))
+        self.values = values_of(text)
+
+    @property
+    def substance(self) -> float:
+        return sum(map(_VALUE_WEIGHT.__getitem__, self.values.values()))
+
+    @property
+    def stems(self) -> set[str]:
+        """The words that say what it is about: no stop words, no endings; Chinese by pairs."""
+        exact = {w for v, kind in self.values.items() if kind != "code" for w in _WORD.findall(v)}
+        stems = {_stem(w) for w in self.words - _STOP - exact if len(w) > 2} - _STOP
+        for run in () if self.text.isascii() else _HAN.findall(self.text):
+            stems.update(p for i in range(len(run) - 1) if not _HAN_STOP.search(p := run[i : i + 2]))
+        return stems
 
 
 def _stem(word: str) -> str:
-    for ending in ("ies", "ing", "ed", "es", "s", "ly", "e"):
+    for ending in ("'s", "ies", "ing", "ed", "es", "s", "ly", "e"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             return word[: -len(ending)]
     return word
@@ -205,186 +226,229 @@ def _stem(word: str) -> str:
 
 # ------------------------------------------------------------------------------------- sentences
 _END = re.compile(
-    r"(?<=[.!?])(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\betc\.)(?<!\bvs\.)(?<!\bno\.)\s+|(?<=[。！？；])\s*"
+    r"(?<=[.!?])(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\betc\.)(?<!\bvs\.)(?<!\bno\.)(?<!\bNo\.)[\"')*]*\s+|(?<=[。！？；])\s*"
 )
 _WRAP = re.compile(r"(?<=[\w,)])\n(?=[a-z])")
-_BULLET = re.compile(
-    r"\s*(?:[-*•+]|\d{1,2}[.)、]|[（(]\d{1,2}[)）])\s+(?:\[([ xX~])\]\s*)?|\s*#{1,6}\s+|\s*>\s?"
+_BULLET = re.compile(r"\s*(?:(?:[-*•+]|\d{1,2}[.)、]|[（(]\d{1,2}[)）])\s+(?:\[[ xX~]\]\s*)?|>\s?)")
+_FLAT_BULLET = re.compile(r" (?:[-•] |\d\. )(?=\S)")
+_LOOSE = re.compile(
+    r"at [\w.<>$]+ ?\(|File \"|\+\+\+|---|@@|[|$➜]|(?:import|from) [\w.{}*, ]+ (?:import|from) |import [\w.]+$"
 )
-_CODE = re.compile(r"[{}();=<>|\\\[\]]")
 
 
-@dataclass(frozen=True, slots=True)
-class Sentence:
-    """`lead`: the line ending with a colon above the list it stands in."""
-
-    text: str
-    lead: str = ""
-    bullet: bool = False
-
-
-def sentences(text: str) -> Iterator[Sentence]:
-    """Sentences of prose; fenced code and lines that look like code or logs are left out."""
+def sentences(text: str) -> Iterator[Said]:
+    """Sentences of prose with the heading or colon line above their list; code and logs are left out."""
     lead, fenced = "", False
     for line in _WRAP.sub(" ", text).split("\n"):
-        if line.lstrip().startswith(("```", "~~~")):
+        body = line.strip()
+        if body.startswith(("```", "~~~")):
             fenced = not fenced
-        elif not fenced and line.strip():
-            bullet = _BULLET.match(line)
-            body = line[bullet.end() :] if bullet else line.strip()
-            if body.rstrip("* ").endswith((":", "：")):
-                lead = body
-            elif not bullet:
-                lead = ""
-            if looks_like_prose(body):
-                yield from (Sentence(s, lead, bool(bullet)) for s in _END.split(body) if s and len(s) > 2)
+        if fenced or len(body) < 3 or body.startswith("```"):
+            continue
+        bullet = _BULLET.match(line)
+        body = line[bullet.end() :].strip() if bullet else body
+        if body.startswith("#"):
+            lead = body
+            continue
+        is_lead = body.rstrip("* ").endswith((":", "："))
+        for part in _END.split(body):
+            if len(part) > 2 and looks_like_prose(part):
+                yield Said(part, lead, bool(bullet))
+        lead = body if is_lead else lead if bullet else ""
 
 
-def looks_like_prose(line: str) -> bool:
+def looks_like_prose(text: str) -> bool:
     """Words with few code marks: `x = f(y);` and `at foo (a.js:1:2)` are none."""
-    marks = len(_CODE.findall(line))
-    if not line.isascii() and _HAN.search(line):
-        return marks * 6 <= len(line)
-    return marks * 12 <= len(line) and not line.startswith(
-        ("at ", 'File "', "+++", "---", "@@", "|", "import ")
-    )
+    marks = sum(map(text.count, '{}();=<>|\\[]"'))
+    if not text.isascii() and _HAN.search(text):
+        return marks * 5 <= len(text)
+    return marks * 11 <= len(text) and not _LOOSE.match(text) and not text.endswith((";", "{", "}"))
 
 
 # ------------------------------------------------------------------------------------- what a sentence is
-def _words(text: str) -> re.Pattern[str]:
-    return re.compile(text, re.I)
+@dataclass(frozen=True, slots=True)
+class Cue:
+    """Signs of one intent: whole words, phrases (a blank stands for a word's edge), and CJK substrings."""
+
+    words: frozenset[str]
+    phrases: tuple[str, ...]
+    cjk: tuple[str, ...] = ()
+
+    def __contains__(self, said: object) -> bool:
+        if not isinstance(said, Said):
+            return False
+        if not self.words.isdisjoint(said.words) or any(p in said.low for p in self.phrases):
+            return True
+        return not said.text.isascii() and any(p in said.text for p in self.cjk)
 
 
-_STRONG = _words(
-    r"\b(?:must(?:n['’]?t)?|never|always|do ?n[o'’]t|don['’]t|does ?n[o'’]t have to|may not|cannot|can['’]?t|shall|"
-    r"not (?:allowed|permitted|acceptable)|nobody|no one|nothing|forbidden|prohibited|banned?|mandatory|at (?:most|least)|"
-    r"no (?:more|less|later|fewer|longer) than|under no|off[- ]limits|hands off|strictly|without exception|only|"
-    r"has to|have to|should(?:n['’]?t)?|ought to|required?|requirement|prefer\w*|avoid|refrain|leave .{1,40} alone|"
-    r"deadline|budget|from now on|going forward|make sure|ensure|remember|instead of|rather than|unless|"
-    r"house (?:rule|style)|convention|policy)\b"
-    r"|必须|不要|不能|不得|不可|禁止|只能|只用|只准|务必|一定要|总是|永远|千万|绝不|绝对|别[^的人]|尽量|优先|最好|不超过|至少|最多|以内|截止|"
-    r"预算|应该|应当|统一|一律|不许|不准|避免|记住|每次都|必ず|絶対|しないで|禁止|のみ|ないこと|べき|以内|優先|常に|てください|"
-    r"반드시|절대|하지 ?마|마세요|항상|금지|해야|이내|우선|꼭"
+def _cue(words: str, phrases: str, cjk: str = "") -> Cue:
+    return Cue(_set(words), tuple(p.replace("_", " ") for p in phrases.split()), tuple(cjk.split()))
+
+
+STRONG = _cue(
+    """must mustn't never always cannot can't don't dont shall nobody nothing forbidden forbid forbids prohibited ban
+    bans banned mandatory strictly only should shouldn't ought required requires require requirement prefer prefers
+    preferred preferably avoid refrain deadline budget ensure remember unless convention policy negotiable exception
+    exceptions allowed permitted limit compulsory obligatory""",
+    """_do_not_ _may_not_ _no_one_ _at_most_ _at_least_ _no_more_ _no_less_ _no_later_ _no_longer_than_ _under_no_
+    _off_limits _off-limits _hands_off _has_to_ _have_to_ _from_now_on _going_forward _make_sure _instead_of_
+    _rather_than_ _house_rule _are_to_be_ _is_to_be_ _can_not_ _in_no_case _no_way _needs_to_be _need_to_be
+    _well_alone _alone.""",
+    """必须 不要 不能 不得 不可 禁止 只能 只用 只准 只许 务必 一定要 总是 永远 千万 绝不 绝对 尽量 优先 最好 不超过 至少 最多
+    以内 截止 预算 应该 应当 统一 一律 不许 不准 避免 记住 每次都 别动 别用 别改 别碰 上限 必ず 絶対 しないで のみ ないこと
+    べき 優先 常に てください 반드시 절대 하지마 마세요 항상 금지 해야 이내 우선""",
 )
-_WEAK = _words(
-    r"\b(?:keep|stick|use|using|using|every\w*|all|each|any|none?|without|whenever|until|before|within|max\w*|min\w*|limit\w*|"
-    r"cap|up to|less than|fewer than|under|name[ds]?|call(?:ed)?|leave|treat|wants?|likes?|hates?|loves?|"
-    r"needs? to|need|in (?:english|german|french|chinese|japanese|korean|spanish)|by (?:the )?(?:end|mon|tue|wed|thu|fri|sat|sun|"
-    r"next|tomorrow|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|\d)\w*|goes|stays?|lives?|belongs?|"
-    r"expects?|supposed to|allergic|favou?r|style|rather|target|support)\b"
-    r"|请用|使用|喜欢|偏好|想要|需要|所有|每个|每次|都要|保持|放在|之前|之后|以下|以上|不用|习惯|希望|支持"
+WEAK = _cue(
+    """keep stick use using uses every everything everyone all each any none no without whenever until before after
+    within maximum minimum max min limited limits cap capped under over name named call called leave treat want wants
+    like likes hate hates love need needs english german french chinese japanese korean spanish goes stays lives
+    belongs expect expects supposed favour favor style rather target support please tops due ship ships taste habit
+    usually skip anything anyone anywhere ignore fan beats freeze frozen starts start reserved nowhere everywhere""",
+    "_up_to_ _less_than_ _fewer_than_ _end_of_ _more_than_ _i'd_ _by_the_ _in_time _per_ _at_the_latest _so_long_as_",
+    """请用 使用 喜欢 偏好 想要 需要 所有 每个 每次 都要 保持 放在 之前 之后 以下 以上 不用 习惯 希望 支持 只 别 都 までに
+    ください 까지 꼭""",
 )
-_GOAL = _words(
-    r"\b(?:goal|aim|objective|purpose|target is|trying to|(?:we|i) (?:want|need|hope|plan|intend)|i['’]d like|the point (?:is|of)|"
-    r"so that|end up with|ultimately|eventually|the idea is|mission|deliverable|the task|your (?:task|job)|aiming|get .{3,40} working)\b"
-    r"|目标|目的|想要|希望|任务|最终|打算|計画|目標|목표"
+AIM = _cue(
+    "goal goals aim aims aiming objective purpose mission eventually ultimately deliverable hope hoping",
+    """_trying_to_ _i_want_ _we_want_ _we_need_ _i_need_ _i'd_like_ _the_point_ _so_that_ _end_up_with_ _the_idea_
+    _the_task _your_task _your_job _in_the_end _after_is_ _we're_after _i'm_after _we_plan_ _intend_to_
+    _to_be_able_to_ _what_matters _the_plan_is""",
+    "目标 目的 想要 希望 任务 最终 打算 計画 目標 목표",
 )
-_DECISION = _words(
-    r"\b(?:decid\w+|decision|cho[os]s?e\w*|choice|settled? (?:on|for)|opt(?:ed|ing)? (?:for|to)|went with|go(?:ing)? with|"
-    r"picked|pick|ruled out|reject\w*|trade-?off|instead of|rather than|because|turn(?:s|ed) out|root cause|the reason|"
-    r"agreed|conclu\w+|plan(?:ned)? to|which is why|therefore|dropped|kept|adopt\w*|switch\w*)\b"
-    r"|决定|选择|选用|采用|因为|之所以|改用|原因|结论|选定|放弃|決定|採用|ため|결정|선택|때문"
+DECIDES = _cue(
+    """decide decided decision decisions chose choose chosen choice settled opted opt picked pick rejected adopt
+    adopted because therefore agreed concluded discarded""",
+    """_went_with _go_with _going_with _ruled_out _trade-off _instead_of_ _rather_than_ _turned_out _turns_out
+    _root_cause _the_reason _which_is_why _due_to_ _plan_to_""",
+    "决定 选择 选用 采用 因为 之所以 改用 原因 结论 选定 放弃 決定 採用 ため 결정 선택 때문",
 )
-_STATES = _words(
-    r"\b(?:is|are|was|were|has|had|uses?|used|runs?|ran|listens?|expires?|returns?|stores?|stored|takes?|took|costs?|"
-    r"lives?|sits?|needs?|requires?|accepts?|allows?|rejects?|supports?|contains?|holds?|holding|belongs?|owns?|owned|handles?|"
-    r"measured|found|points?|defaults?|set to|called|named|comes?|came|falls?|drops?|fails?|failed|means|starts?|"
-    r"ends?|became|equals|sends?|caps?|capped|limited|reached|peaked|averages?|lasts?|lags?|remains?|seen|reported)\b|是|为|在|有|用|需|耗时|位于|达到|超过|低于|です|ます|입니다"
+STATES = _cue(
+    """is are was were has had uses used runs ran listens expires returns stores stored takes took costs lives sits
+    needs requires accepts allows rejects supports contains holds belongs owns owned handles measured found points
+    defaults called named comes came falls drops fails failed means starts ends became equals sends caps capped
+    limited reached peaked averages lasts lags remains seen reported keeps reads writes scans depends expects throws
+    talks offers ships serves breaks slips hits sends allocates exceeds""",
+    "_will_be_ _set_to_ _can_be_",
+    "是 为 在 有 用 需 耗时 位于 达到 超过 低于 です ます 입니다",
 )
-_NARRATION = re.compile(
-    r"(?:now,? )?(?:let me|let['’]s|i['’]ll|i will|i['’]m going|i need to|i should|i can see|i see|next,|first,|perfect|great|good|excellent|"
-    r"done|ok(?:ay)?\b|sure|looking|checking|here['’]s|here (?:is|are)|the user|you['’]re right|wait|hmm|thank|sorry|now i|"
-    r"would you|do you|shall i|what would|让我|我来|现在|好的|接下来|首先|我会|我将)",
+CORRECTS = _cue(
+    """actually instead correction change changed changing changes switch switched replace replaced rename renamed
+    sorry oops mixed revise revised superseded supersedes bump bumped raise raised lower lowered increase increased reduce reduced
+    extend extended update updated wrong mistake override overridden outdated stale now moved move meant misspoke
+    rather migrated swap swapped postponed""",
+    """_no_longer_ ,_not_ _scratch_that _on_second_th _make_it_ _make_that_ _pushed_ _after_all _turns_out _not_right
+    _changed_my_mind _these_days _from_now_on _than_i_said _forget_ _i_said_ _hmm_ ._no,_ _on_reflection
+    _from_today _in_place_of_ _second_thought""",
+    """改成 改为 换成 改用 其实 更正 不再 不用了 取消 调整 应为 而不是 说错 搞错 推迟 提前到 変更 訂正 代わりに 실은 변경 대신""",
+)
+TELLS = _cue(
+    """note warning important limit limited limits expire expires deadline only requires required default defaults must
+    max maximum min minimum deprecated removed port version quota owner scheduled downtime until since budget retention
+    timeout endpoint threshold reserved locked unsupported disabled enabled frozen maintenance contact lags behind
+    region plan""",
+    "_will_be_ _at_most_ _up_to_",
+    "注意 警告 限制 到期 默认 必须 版本 端口 上限",
+)
+PLANS = _cue(
+    "remaining todo",
+    "next_step still_to_do to_do left_to_do action_items plan: what's_left",
+    "下一步 待办 剩余 接下来 次の",
+)
+_NARRATES = re.compile(
+    r"(?:now,? )?(?:let me|let['’]s|i['’]ll|i will|i['’]m (?:going|now)|i need to|i should|i can see|i see|next,|first,"
+    r"|perfect|great|good|excellent|done|ok(?:ay)?\b|sure|looking|checking|here['’]s|here (?:is|are)|the user|you['’]re"
+    r"|wait|hmm|thank|sorry|now\b|would you|do you|shall i|what would|you can|让我|我来|现在|好的|接下来|首先|我会|我将)",
     re.I,
 )
 _DID = re.compile(
-    r"(?:i['’]ve |i (?:have |just )?|all |we )?(?:updated?|added|fixed|removed?|created|changed|moved|renamed|implemented|refactored|wrote|"
-    r"rewrote|committed|pushed|deleted|replaced|extracted|installed|cleaned|verified|completed|已|完成|修复了|添加了|新增)\b",
+    r"(?:i['’]ve |i (?:have |just )?|all |we )?(?:updated?|added|fixed|removed?|created|changed|moved|renamed|implemented"
+    r"|refactored|wrote|rewrote|committed|pushed|deleted|replaced|extracted|installed|cleaned|verified|completed"
+    r"|已|完成|修复了|添加了|新增)\b",
     re.I,
 )
 _ASKS = re.compile(
-    r"(?:can|could|would|will|what|why|how|where|when|who|which|is|are|do|does|did|should|any)\b|(?:怎么|为什么|什么|能不能|可以.*吗)",
+    r"(?:can|could|would|will|what(?! (?:we|i))|why|how|where|when (?:do|does|did|will|can|is)|who|which|is|are|do you"
+    r"|does|did|should)\b|(?:怎么|为什么|什么|能不能)",
     re.I,
 )
 _ORDERS = re.compile(
-    r"(?:please |now |then |and |also |ok,? |alright,? |btw,? )*(?:fix|add|create|read|look|check|show|update|implement|refactor|"
-    r"continue|write|run|find|give|tell|explain|remove|delete|make|start|try|do|commit|push|open|move|copy|build|test|review)\b",
+    r"(?:(?:please|now|then|and|also|ok,?|alright,?|btw,?) )*(?:fix|add|create|read|look|check|show|update|implement"
+    r"|refactor|continue|write|run|find|give|tell|explain|remove|delete|make|start|try|do|commit|push|open|move|copy"
+    r"|build|test|review)\b",
     re.I,
 )
-_CORRECTS = _words(
-    r"\b(?:actually|instead|no longer|not .{1,30} (?:but|any ?more)|scratch that|forget|chang\w+|switch\w*|swap\w*|replac\w+|correction|"
-    r"on second thou?ght|i (?:was wrong|misspoke|meant)|rather|make (?:it|that|them)|revis\w+|supersed\w+|renam\w+|mov(?:e|ed|ing) .{1,40} to|"
-    r"bump\w*|rais\w+|lower\w*|increas\w+|reduc\w+|extend\w*|push(?:ed)? (?:back|out)|updat\w+|wrong|mistake|overrid\w+|drop|after all|"
-    r"new (?:value|number|limit|name|date|deadline|plan)|from .{1,30} to|turns out|not right|outdated|stale|now)\b"
-    r"|改成|改为|换成|改用|其实|更正|不再|不用了|取消|调整|应为|而不是|说错|搞错|変更|訂正|代わりに|실은|변경|대신"
-)
-_TOOL_CUE = _words(
-    r"\b(?:note|warning|important|limit\w*|expires?|expir\w+|deadline|only|requires?|required|default\w*|must|max\w*|min\w*|"
-    r"deprecated|port|version|quota|owner|scheduled|until|since|budget|retention|timeout|endpoint|threshold|reserved|locked|"
-    r"unsupported|disabled|enabled|frozen|maintenance|contact)\b|注意|警告|限制|到期|默认|必须|版本|端口|上限"
-)
-_NEXT_LEAD = _words(
-    r"\b(?:next steps?|remaining|still to do|to ?do|what(?:'s| is) left|plan)\b|下一步|待办|剩余|接下来|計画|次の"
-)
 
 
-def judge_user(sentence: Sentence) -> tuple[str, float]:
+_OWN = (" i'm ", " i am ", " my ", " our ", " we ", " for me ", " to me ", " the ", " you'll ")
+
+
+def judge_user(said: Said) -> tuple[str, float]:
     """(kind, weight) of one sentence of the user. Rules weigh most, a bare question least."""
-    text = sentence.text
-    values = len(values_of(text))
-    rule = 3.0 * bool(_STRONG.search(text)) + min(2, len(_WEAK.findall(text)))
-    if sentence.lead and not rule and _STRONG.search(sentence.lead):
+    text = said.text
+    rule = 3.0 * (said in STRONG or said.low.startswith(" no ")) + 1.0 * (said in WEAK)
+    if not rule and said.lead and Said(said.lead) in STRONG:
         rule = 3.0
-    goal = bool(_GOAL.search(text))
-    question = text.endswith(("?", "？")) or bool(_ASKS.match(text))
-    fit = min(values, 3) * 0.7 - (len(text) > 240) - 2 * (len(text) < 12)
-    if question and not (rule >= 3 and not text.endswith(("?", "？"))):
-        return GOAL, 2 + fit + goal
-    if goal and rule < 4:
-        return GOAL, 7.5 + fit
-    if rule and not (_ORDERS.match(text) and rule < 3):
+    aims = said in AIM
+    fit = min(said.substance, 2.4) - len(text) / 160 - 2 * (len(text) < 12)
+    fit -= 2 * (text.endswith((":", "：")) or text.isupper())
+    if text.endswith(("?", "？")) or (rule < 3 and _ASKS.match(text)):
+        return GOAL, 2 + fit / 2 + aims
+    if aims and rule < 3:
+        return GOAL, 7 + fit
+    if rule and not (rule < 3 and _ORDERS.match(text)):
         return RULE, 5 + rule + fit
-    if values and _STATES.search(text) and not _ORDERS.match(text):
-        return FACT, 5.5 + fit
+    if (said.values or said.low.startswith(_OWN)) and not _ORDERS.match(text):
+        return FACT, 4.5 + (said in STATES) + fit
     return GOAL, 3.5 + fit
 
 
-def judge_assistant(sentence: Sentence) -> tuple[str, float]:
-    """(kind, weight) of one sentence of the assistant; weight below zero: narration, not kept."""
-    text = sentence.text
-    values = values_of(text)
-    weight = min(len(values), 4) * 0.8 + 0.8 * bool(_STATES.search(text)) + 0.5 * bool(_STRONG.search(text))
-    weight -= 0.8 * sentence.bullet + 0.5 * (text.count("`") > 2) + 0.5 * ("**" in text)
-    weight -= (len(text) > 220) + 2 * (len(text) < 30) + 3 * text.endswith((":", "：", "?", "？"))
-    decided = _DECISION.search(text)
-    if _NARRATION.match(text) and not (decided and values):
+def judge_assistant(said: Said) -> tuple[str, float]:
+    """(kind, weight) of one sentence of the assistant; narration weighs least."""
+    text, states = said.text, said in STATES
+    decides = said in DECIDES
+    plain = not said.bullet and text.endswith((".", "。", "!")) and "**" not in text
+    quoted = sum(f"`{v}" in said.low or f"{v}`" in said.low for v in said.values)
+    weight = min(said.substance - 0.3 * quoted, 3.2) + 0.4 * states + 1.2 * plain
+    weight -= 0.8 * said.bullet + 0.3 * min(3, text.count("`") // 2) + 1.2 * (not (plain or states or decides))
+    weight -= len(text) / 120 + 2 * (_width(text) < 30) + 3 * text.endswith((":", "：", "?", "？"))
+    if _NARRATES.match(text) and not (decides and said.values):
         return FACT, weight - 4
-    if _DID.match(text) and not decided:
-        return DONE, weight - 1
-    if decided:
-        return DECISION, weight + 1.5
-    return FACT, weight
+    if decides:
+        return DECISION, weight + 1
+    return (DONE, weight - 1) if _DID.match(text) else (FACT, weight)
 
 
 def judge_tool(line: str) -> float:
     """Weight of one line of a tool's output as a fact in plain words."""
-    values = values_of(line)
-    weight = min(len(values), 3) * 0.7 + 1.2 * bool(_STATES.search(line)) + bool(_TOOL_CUE.search(line))
-    weight += 0.8 * line.endswith((".", "。")) + 0.5 * line[:1].isupper()
-    weight -= min(3.0, 0.5 * len(_CODE.findall(line))) + (len(line) > 200) + 0.4 * line.count("`")
-    return weight
+    said = Said(line)
+    prose = not said.words.isdisjoint(_JOINS) or not (line.isascii() or not _HAN.search(line))
+    weight = min(said.substance, 2.4) + 0.9 * prose + 0.6 * (said in STATES) + 0.6 * (said in TELLS)
+    weight += 0.5 * line.endswith((".", "。")) + 0.3 * line[:1].isupper()
+    marks = sum(map(line.count, '{}()=<>|\\[]"`*_#'))
+    return weight - min(3.0, 0.4 * marks) - len(line) / 160 - _LOW_LINE.get(line[:2], 0.0)
+
+
+_JOINS = _set("the of to in on at by with than for and until before after from over per is are was not will has a an be")
+_LOW_LINE = {"//": 1.2, "* ": 1.2, "# ": 1.0, "- ": 0.5, "> ": 0.5, "/*": 1.2, "dr": 0.5, "-r": 2.0}
+
+
+def _width(text: str) -> int:
+    """Length in columns of type, roughly: a Han character says as much as a word."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 # ------------------------------------------------------------------------------------- entries
-@dataclass(slots=True, eq=True)
+@dataclass(slots=True)
 class Entry:
     """One line of the ledger. Two entries are equal when they render equally."""
 
     kind: str
     text: str
-    who: str = ""
-    weight: float = field(default=0.0, compare=False)
+    who: str
+    weight: float = field(default=1.0, compare=False)
     key: str = field(default="", compare=False)
+    seq: int = field(default=0, compare=False)
     gone: bool = field(default=False, compare=False)
     values: dict[str, str] = field(default_factory=dict, compare=False)
     stems: set[str] = field(default_factory=set, compare=False)
@@ -413,178 +477,204 @@ SECTIONS = (
     Section("## Earlier Summary", EARLIER, SYSTEM, "> "),
 )
 TURN_SECTIONS = (
-    Section("## Original Request", ASKED, USER, ""),
+    Section("## Original Request", ASKED, USER),
     Section("## Early Progress", EARLY, ASSISTANT),
     Section("## Context for Suffix", AROUND, ASSISTANT),
 )
 _BY_HEADING = {s.heading: s for s in (*SECTIONS, *TURN_SECTIONS)}
 _BY_KIND = {s.kind: s for s in (*SECTIONS, *TURN_SECTIONS)}
-TAGS = {
-    LATEST: "Latest request: ",
-    USER: "User: ",
-    SYSTEM: "System: ",
-    TOOL: "Tool: ",
-    ASSISTANT: "Proposed: ",
-}
-_LEFT_OUT = re.compile(r"\((\d+) older entries are only in the original\)")
+_TURN_KINDS = (ASKED, EARLY, AROUND)
+_ABOUT = frozenset((GOAL, RULE, FACT, DECISION, EARLIER, EARLY, AROUND))
+TAGS = {LATEST: "Latest request: ", USER: "User: ", SYSTEM: "System: ", TOOL: "Tool: ", ASSISTANT: "Proposed: "}
+_LEFT_OUT = re.compile(r"\((\d{1,12}) older entries are only in the original\)")
+_COMMAND = re.compile(r"`([^`]+)` (?:failed|ok)\b")
+_EDITED = re.compile(r"Edited `([^`]+)`(?: \((\d{1,9}) times\))?$")
 
 
 def line_of(entry: Entry) -> str:
-    """The entry as it stands under its heading (numbers of a numbered list are put in by `render`)."""
+    """The entry as it stands under its heading (`render` numbers a numbered list)."""
     section = _BY_KIND[entry.kind]
-    tag = "" if entry.who == section.who else TAGS.get(entry.who, "")
+    tag = "" if entry.who == section.who else TAGS[entry.who]
     return f"{section.bullet}{tag}{entry.text}"
 
 
-_COMMAND = re.compile(r"`([^`]+)` (failed|ok)\b")
-_EDITED = re.compile(r"Edited `([^`]+)`(?: \((\d+) times\))?$")
-
-
-def key_of(kind: str, text: str) -> str:
-    """What makes two entries the same: the command, the file, or the words themselves."""
-    command = _COMMAND.match(text) if kind in (DONE, BLOCKED, EARLY) else None
-    if command:
-        return "`" + signature(command[1])
-    edited = _EDITED.match(text) if kind in (DONE, EARLY) else None
-    if edited:
-        return "e" + edited[1]
-    return "=resolved" if text.startswith("Resolved: ") else re.sub(r"[\W_]+", " ", text.casefold()).strip()
+def key_of(kind: str, text: str, who: str) -> str:
+    """What makes two entries the same: the command, the file, the words; of an output, all but its figures."""
+    if who == TOOL and kind in (FACT, AROUND):
+        return "`" + re.sub(r"\d+", "0", text)
+    if kind in (DONE, BLOCKED, EARLY):
+        command, edited = _COMMAND.match(text), _EDITED.match(text)
+        if command:
+            return f"`{kind == BLOCKED}{signature(command[1])}"
+        if edited:
+            return f"`{edited[1]}"
+        if text.startswith("Resolved: "):
+            return "`resolved"
+    return re.sub(r"[\W_]+", " ", text.casefold()).strip() or text
 
 
 class Ledger:
     """Entries in order of time. `left_out` counts those that found no room, here and in earlier rounds."""
 
-    CAP = 300  # entries kept of one kind by one speaker while reading; a summary has room for about a hundred
+    CAP = 300  # of one kind by one speaker, while reading; a summary has room for about a hundred in all
 
     def __init__(self, entries: Iterable[Entry] = (), left_out: int = 0) -> None:
-        self.entries: list[Entry] = []
         self.left_out = left_out
         self.seen: Counter[str] = Counter()
+        self._kinds: dict[str, list[Entry]] = {}
         self._by_key: dict[str, Entry] = {}
         self._by_stem: dict[str, deque[Entry]] = {}
-        self._counts: Counter[tuple[str, str]] = Counter()
+        self._floor: dict[tuple[str, str], float] = {}
+        self._size: Counter[tuple[str, str]] = Counter()
+        self._seq = 0
         for entry in entries:
-            self._append(entry)
+            self.put(entry, news=False)
 
     @classmethod
     def of(cls, previous: str | None) -> Ledger:
         """The ledger that a previous summary holds, whoever wrote it."""
         text = (previous or "").strip()
         ledger = parse(text) if text else cls()
-        return ledger if ledger is not None else cls(_quoted(text))
+        return cls(_quoted(text)) if ledger is None else ledger
 
-    def live(self) -> list[Entry]:
-        return [e for e in self.entries if not e.gone]
+    @property
+    def entries(self) -> list[Entry]:
+        return sorted((e for kind in self._kinds for e in self.find(kind)), key=lambda e: e.seq)
 
     def find(self, *kinds: str) -> list[Entry]:
-        return [e for e in self.entries if e.kind in kinds and not e.gone]
+        return [e for kind in kinds for e in self._kinds.get(kind, ()) if not e.gone]
 
-    def drop(self, *kinds: str, who: str | None = None) -> None:
-        for entry in self.find(*kinds):
-            entry.gone = entry.gone or who is None or entry.who == who
+    def latest(self) -> Entry | None:
+        return next((e for e in reversed(self._kinds.get(GOAL, [])) if e.who == LATEST and not e.gone), None)
 
-    def add(self, kind: str, text: str, who: str, weight: float = 1.0, *, limit: int = 320) -> Entry | None:
-        """Add one entry unless it stands there already; what it corrects or repeats gives way."""
+    def at(self, key: str) -> Entry | None:
+        entry = self._by_key.get(key)
+        return None if entry is None or entry.gone else entry
+
+    def clear(self, *kinds: str, who: str | None = None) -> None:
+        for kind in kinds:
+            for entry in self.find(kind):
+                entry.gone = who is None or entry.who == who
+            self._kinds[kind] = self.find(kind)
+
+    def add(self, kind: str, text: str, who: str, weight: float = 1.0, *, limit: int = 320) -> None:
+        """Add an entry unless it stands there already; what it corrects or repeats gives way."""
+        if weight < self._floor.get((kind, who), -9.0):
+            self.left_out += 1
+            return
         line = cut(clean(text), limit)
         if not line or line == "(none)":
-            return None
-        entry = Entry(kind, line, who, weight, key_of(kind, line))
-        known = self._by_key.get(entry.key) if entry.key else None
-        if known is not None and not known.gone and not self._gives_way(known, entry):
-            known.weight = max(known.weight, weight)
-            return known
-        return self._append(entry)
-
-    def _gives_way(self, known: Entry, entry: Entry) -> bool:
-        """A keyed entry is replaced by its newer state; a fact by the user's own word for it."""
-        replaced = known.key[:1] in "`e=" or known.kind in (DOING, NEXT) or (entry.who == USER != known.who)
-        known.gone = known.gone or replaced
-        return replaced
-
-    def _append(self, entry: Entry) -> Entry:
-        entry.key = entry.key or key_of(entry.kind, entry.text)
-        if entry.kind in _ABOUT and entry.who != LATEST:
-            entry.values, entry.stems = values_of(entry.text), stems_of(entry.text)
-            self.seen.update(entry.values.keys())
-            self._supersede(entry)
-            for stem in entry.stems:
-                self._by_stem.setdefault(stem, deque(maxlen=48)).append(entry)
-        if entry.who != LATEST and entry.kind != ASKED:
-            self._by_key[entry.key] = entry
-        self.entries.append(entry)
-        self._counts[entry.kind, entry.who] += 1
-        if self._counts[entry.kind, entry.who] > 2 * self.CAP:
-            self._prune(entry.kind, entry.who)
-        return entry
-
-    def _supersede(self, entry: Entry) -> None:
-        if entry.who not in (USER, ASSISTANT) or entry.kind == EARLIER:
             return
-        corrects = bool(_CORRECTS.search(entry.text))
-        near = Counter(id(old) for stem in entry.stems for old in self._by_stem.get(stem, ()))
-        by_id = {id(old): old for stem in entry.stems for old in self._by_stem.get(stem, ())}
-        for found, shared in near.items():
-            old = by_id[found]
-            if entry.who == USER or old.who in (ASSISTANT, TOOL):
-                old.gone = old.gone or _replaces(entry, old, shared, corrects)
+        key = key_of(kind, line, who)
+        known = self.at(key)
+        if known is None or _gives_way(known, kind, who):
+            self.put(Entry(kind, line, who, weight, key))
+        else:
+            known.weight = max(known.weight, weight)
+
+    def put(self, entry: Entry, *, news: bool = True) -> None:
+        """Add as it is; `news` may correct what stands there."""
+        self._seq += 1
+        entry.seq = self._seq
+        entry.key = entry.key or key_of(entry.kind, entry.text, entry.who)
+        self._kinds.setdefault(entry.kind, []).append(entry)
+        if entry.who == LATEST or entry.kind == ASKED:
+            return
+        self._by_key[entry.key] = entry
+        if entry.kind in _ABOUT:
+            self._index(entry, news)
+        self._size[entry.kind, entry.who] += 1
+        if self._size[entry.kind, entry.who] > 2 * self.CAP:
+            self._prune(entry.kind, entry.who)
+
+    def _index(self, entry: Entry, news: bool) -> None:
+        said = Said(entry.text)
+        entry.values, entry.stems = said.values, said.stems
+        self.seen.update(entry.values.keys())
+        if news and entry.who in (USER, ASSISTANT):
+            self._supersede(entry, said in CORRECTS)
+        for stem in entry.stems:
+            self._by_stem.setdefault(stem, deque(maxlen=32)).append(entry)
+
+    def _supersede(self, entry: Entry, corrects: bool) -> None:
+        if not (corrects or entry.values):
+            return
+        near = Counter(old.seq for stem in entry.stems for old in self._by_stem.get(stem, ()))
+        by_seq = {old.seq: old for stem in entry.stems for old in self._by_stem.get(stem, ())}
+        for seq, shared in near.items():
+            old = by_seq[seq]
+            if not old.gone and (entry.who == USER or old.who in (ASSISTANT, TOOL)):
+                old.gone = _replaces(entry, old, shared, corrects)
 
     def _prune(self, kind: str, who: str) -> None:
-        """Keep the heaviest half of one kind, so that memory stays the same however long the input."""
-        same = [e for e in self.entries if (e.kind, e.who) == (kind, who)]
-        live = [e for e in same if not e.gone]
-        ranked = sorted(
-            enumerate(live), key=lambda p: (p[1].weight + 2 * p[0] / len(live), p[0]), reverse=True
-        )
-        for _, entry in ranked[self.CAP :]:
+        """Keep the best half of one kind, so that memory stays the same however long the input is."""
+        live = [e for e in self.find(kind) if e.who == who]
+        scores = {e.seq: e.weight + 2 * i / len(live) + 9 * (kind in _AGING) * i for i, e in enumerate(live)}
+        for entry in sorted(live, key=lambda e: (-scores[e.seq], -e.seq))[self.CAP :]:
             entry.gone = True
             self.left_out += 1
-        self.entries = [e for e in self.entries if not (e.gone and (e.kind, e.who) == (kind, who))]
-        self._counts[kind, who] = min(len(live), self.CAP)
-        for entry in same:
-            if entry.gone and self._by_key.get(entry.key) is entry:
-                del self._by_key[entry.key]
+        kept = [e for e in live if not e.gone]
+        self._kinds[kind] = self.find(kind)
+        self._size[kind, who] = len(kept)
+        if kind not in _AGING and kept:
+            self._floor[kind, who] = min(scores[e.seq] for e in kept) - 2
+        self._forget()
+
+    def _forget(self) -> None:
+        self._by_key = {k: e for k, e in self._by_key.items() if not e.gone}
+        if len(self._by_stem) > 20_000:
+            kept = ((s, [e for e in d if not e.gone]) for s, d in self._by_stem.items())
+            self._by_stem = {s: deque(d, maxlen=32) for s, d in kept if d}
+        if len(self.seen) > 50_000:
+            self.seen = Counter({v: n for v, n in self.seen.items() if n > 1})
 
 
-_ABOUT = frozenset((GOAL, RULE, FACT, DECISION, EARLIER, AROUND))
+_AGING = frozenset((DONE, BLOCKED))
+
+
+def _gives_way(known: Entry, kind: str, who: str) -> bool:
+    """A state gives way to the newer one, a plan to its progress, a fact to the user's own word for it."""
+    plan = known.kind in (DOING, NEXT) and known.kind != kind
+    known.gone = known.key.startswith("`") or plan or (who == USER != known.who and kind != NEXT)
+    return known.gone
 
 
 def _replaces(new: Entry, old: Entry, shared: int, corrects: bool) -> bool:
     """Does `new` give another value for what `old` is about?"""
-    fresh = {v for v in new.values if v not in old.values}
-    lost = {v for v in old.values if v not in new.values}
-    same_class = {new.values[v] for v in fresh} & {old.values[v] for v in lost}
-    smaller = min(len(new.stems), len(old.stems))
+    fresh = {c for v, c in new.values.items() if v not in old.values}
+    lost = {c for v, c in old.values.items() if v not in new.values}
+    names_old = any(v in old.values for v in new.values)
+    smaller, larger = sorted((len(new.stems), len(old.stems)))
+    alike = _same_class(fresh, set(old.values.values()) if names_old else lost)
     if corrects:
-        named = any(v in old.values for v in new.values) and bool(fresh)
-        if named and shared >= 2:
+        if names_old and fresh and shared >= 2:
             return True
-        return (
-            2 * shared >= smaller
-            and (shared >= 2 or smaller <= 2)
-            and bool(same_class or not (fresh and lost))
-        )
-    contained = shared == smaller and shared >= 2
-    return contained and 5 * shared >= 3 * max(len(new.stems), len(old.stems)) and bool(same_class)
+        enough = 2 * shared >= smaller and (shared >= 2 or smaller <= 2)
+        return enough and (alike or not fresh or not lost)
+    return shared >= 2 and shared == smaller and 5 * shared >= 3 * larger and alike
+
+
+def _same_class(some: set[str], others: set[str]) -> bool:
+    exact = {"id", "code", "name"}
+    return bool(some & others or (some & exact and others & exact))
 
 
 def _quoted(text: str) -> list[Entry]:
     lines = (clean(line) for line in text.split("\n"))
-    return [Entry(EARLIER, line, SYSTEM) for line in lines if line]
+    return [weighed(Entry(EARLIER, line, SYSTEM)) for line in lines if line and line != "(none)"]
 
 
 # ------------------------------------------------------------------------------------- text <-> ledger
 def render(ledger: Ledger, *, spare: bool = False) -> str:
     """The seed's section format. `spare` leaves out the sections that would only say "(none)"."""
-    body = _render_sections(SECTIONS, ledger, spare)
-    if ledger.left_out and body:
+    turn = ledger.find(*_TURN_KINDS)
+    bare = bool(turn) and len(turn) == len(ledger.entries) and not ledger.left_out
+    body = "" if bare else _render_sections(SECTIONS, ledger, spare)
+    if ledger.left_out:
         body += f"\n\n({ledger.left_out} older entries are only in the original)"
-    if not any(e.kind in (ASKED, EARLY, AROUND) for e in ledger.live()):
-        return body or "## Goal\n- (none)"
-    main = body if any(e.kind in _MAIN for e in ledger.live()) or ledger.left_out else NO_HISTORY
-    return (main or NO_HISTORY) + TURN_SEPARATOR + _render_sections(TURN_SECTIONS, ledger, True)
-
-
-_MAIN = frozenset(s.kind for s in SECTIONS)
+    if not turn:
+        return body.strip() or "## Goal\n- (none)"
+    return (body.strip() or NO_HISTORY) + TURN_SEPARATOR + _render_sections(TURN_SECTIONS, ledger, spare)
 
 
 def _render_sections(sections: tuple[Section, ...], ledger: Ledger, spare: bool) -> str:
@@ -596,42 +686,34 @@ def _render_sections(sections: tuple[Section, ...], ledger: Ledger, spare: bool)
             lines = [f"{n}. {line[3:]}" for n, line in enumerate(lines, 1)]
         if not lines and section.none and not spare:
             lines = ["- (none)"]
+        head = section.heading
+        if lines and head.startswith("### ") and not progress:
+            head, progress = f"## Progress\n{head}", True
         if lines:
-            head = section.heading
-            if head.startswith("### ") and not progress:
-                head, progress = f"## Progress\n{head}", True
             blocks.append("\n".join((head, *lines)))
     return "\n\n".join(blocks)
 
 
 def parse(text: str) -> Ledger | None:
-    """The ledger that `render` made this text from; None when it made no such text."""
+    """The ledger that `render` made this text from; None when it can't have made it."""
     entries: list[Entry] = []
     section: Section | None = None
     left_out = 0
     for line in text.split("\n"):
         section = _BY_HEADING.get(line, section)
         counted = _LEFT_OUT.fullmatch(line)
-        left_out = int(counted[1]) if counted and len(counted[1]) < 12 else left_out
+        left_out = int(counted[1]) if counted else left_out
         entry = _parse_line(line, section) if section else None
-        if entry is not None:
-            entries.append(entry)
-    if any(clean(e.text) != e.text for e in entries):
-        return None
-    ledger = Ledger(left_out=left_out)
-    for entry in entries:
-        entry.weight = weigh(entry)
-        ledger.entries.append(entry)
-    if text not in (render(ledger), render(ledger, spare=True)):
-        return None
-    return Ledger(entries, left_out)
+        if entry is not None and clean(entry.text) == entry.text:
+            entries.append(weighed(entry))
+    ledger = Ledger(entries, left_out)
+    return ledger if text in (render(ledger), render(ledger, spare=True)) else None
 
 
 def _parse_line(line: str, section: Section) -> Entry | None:
-    bullet = "1. " if section.kind == NEXT else section.bullet
     if section.kind == NEXT:
-        line = re.sub(r"^\d+\. ", bullet, line, count=1)
-    text = line.removeprefix(bullet)
+        line = re.sub(r"^\d{1,9}\. ", section.bullet, line, count=1)
+    text = line.removeprefix(section.bullet)
     if text == line or not text or text == "(none)":
         return None
     for who, tag in TAGS.items():
@@ -640,93 +722,95 @@ def _parse_line(line: str, section: Section) -> Entry | None:
     return Entry(section.kind, text, section.who)
 
 
-def weigh(entry: Entry) -> float:
-    """The weight of an entry read back, from its words alone; having been kept before counts a little."""
-    sentence = Sentence(entry.text)
-    if entry.kind in (GOAL, RULE, FACT, DECISION) and entry.who in (USER, SYSTEM):
-        return max(judge_user(sentence)[1], {RULE: 6.0, FACT: 5.5}.get(entry.kind, 2.0))
+def weighed(entry: Entry) -> Entry:
+    """Weigh an entry read back by its words alone; that it was kept before counts a little."""
+    said = Said(entry.text)
     if entry.kind == EARLIER:
-        return max(judge_user(sentence)[1], judge_assistant(sentence)[1])
-    if entry.who == TOOL and entry.kind in (FACT, AROUND):
-        return judge_tool(entry.text) + 0.7
-    return max(judge_assistant(sentence)[1], 1.0) + 0.7
+        entry.weight = max(judge_user(said)[1], judge_assistant(said)[1])
+    elif entry.who in (USER, SYSTEM):
+        entry.weight = max(judge_user(said)[1], {RULE: 6.0, FACT: 5.5}.get(entry.kind, 2.0))
+        entry.weight -= 3 * (entry.who == SYSTEM)
+    elif entry.who == TOOL and entry.kind in (FACT, AROUND):
+        entry.weight = judge_tool(entry.text) + 0.7
+    else:
+        entry.weight = max(judge_assistant(said)[1], 1.0) + 0.7
+    return entry
 
 
 # ------------------------------------------------------------------------------------- the budget
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Entries that compete with each other. `share` of the budget is theirs before others may fill up."""
+    """Entries that compete with each other; `share` of the budget is theirs before others may fill up."""
 
     share: float
-    members: frozenset[tuple[str, str]]
+    kinds: tuple[str, ...]
+    who: tuple[str, ...]
     recency: float = 1.0
 
 
-def _pool(share: float, kinds: Iterable[str], *who: str, recency: float = 1.0) -> Pool:
-    return Pool(share, frozenset((k, w) for k in kinds for w in who), recency)
-
-
-ANYONE = (USER, ASSISTANT, SYSTEM, TOOL)
+_ANYONE = (USER, ASSISTANT, SYSTEM, TOOL)
+RULES = Pool(0.30, (RULE,), (USER,), 0)
+WORK = Pool(0.06, (DONE,), _ANYONE, 9)
 POOLS = (
-    _pool(0.4, (RULE,), USER),
-    _pool(0.5, (EARLIER,), SYSTEM),
-    _pool(0.1, (DOING,), *ANYONE, recency=0),
-    _pool(0.1, (NEXT,), *ANYONE, recency=0),
-    _pool(0.08, (BLOCKED,), *ANYONE, recency=9),
-    _pool(0.2, (FACT, DECISION), USER),
-    _pool(0.16, (GOAL,), USER, recency=2),
-    _pool(0.24, (DECISION, FACT), ASSISTANT),
-    _pool(0.12, (FACT,), TOOL),
-    _pool(0.06, (RULE,), SYSTEM),
-    _pool(0.1, (EARLY,), *ANYONE, recency=9),
-    _pool(0.1, (AROUND,), *ANYONE),
-    _pool(0.06, (DONE,), *ANYONE, recency=9),
+    RULES,
+    Pool(0.40, (EARLIER,), (SYSTEM,), 0),
+    Pool(0.05, (DOING,), _ANYONE, 0),
+    Pool(0.06, (NEXT,), _ANYONE, 0),
+    Pool(0.05, (BLOCKED,), _ANYONE, 9),
+    Pool(0.14, (FACT, DECISION), (USER,)),
+    Pool(0.10, (GOAL,), (USER,), 2),
+    Pool(0.20, (DECISION, FACT), (ASSISTANT,)),
+    Pool(0.10, (FACT,), (TOOL,)),
+    Pool(0.03, (RULE,), (SYSTEM,)),
+    Pool(0.10, (EARLY,), _ANYONE),
+    Pool(0.10, (AROUND,), _ANYONE),
 )
+SPARE = 700  # below this budget there is no room for "(none)"
+_Ranked = tuple[float, int, Entry]
 
 
 def fit(ledger: Ledger, budget: int) -> Ledger:
-    """What of the ledger goes into `budget` characters."""
+    """What of the ledger goes into `budget` characters. The latest request always does."""
     entries = _visible(ledger)
     fixed = [e for e in entries if e.who == LATEST or e.kind == ASKED]
-    room = budget - _overhead(entries, budget) - sum(len(line_of(e)) + 1 for e in fixed)
-    chosen = {id(e) for e in fixed}
+    room = budget - _overhead(entries, budget) - sum(map(_cost, fixed))
+    chosen = {e.seq for e in fixed}
     scored = [_ranked(pool, entries, ledger.seen) for pool in POOLS]
     for pool, ranked in zip(POOLS, scored, strict=True):
         room -= _take(ranked, min(room, int(pool.share * budget)), chosen)
-    _take(sorted((x for ranked in scored for x in ranked), key=lambda x: (-x[0], x[1])), room, chosen)
-    kept = [e for e in entries if id(e) in chosen]
+    room -= _take(scored[0], room, chosen)
+    room -= _take(_ranked(WORK, entries, ledger.seen), min(room, int(WORK.share * budget)), chosen)
+    _take(sorted((x for ranked in scored for x in ranked), key=lambda x: (-x[0], -x[1])), room, chosen)
+    kept = [e for e in entries if e.seq in chosen]
     return Ledger(kept, ledger.left_out + len(entries) - len(kept))
 
 
 def _visible(ledger: Ledger) -> list[Entry]:
-    """Live entries, without requests that the latest one holds word for word."""
-    latest = " ".join(e.text for e in ledger.live() if e.who == LATEST or e.kind == ASKED)
-    return [e for e in ledger.live() if not (e.kind == GOAL and e.who == USER and e.text in latest)]
+    """Entries without the requests that the latest one holds word for word."""
+    latest = " ".join(e.text for e in ledger.entries if e.who == LATEST or e.kind == ASKED)
+    return [e for e in ledger.entries if not (e.kind == GOAL and e.who == USER and e.text in latest)]
 
 
 def _overhead(entries: list[Entry], budget: int) -> int:
     kinds = {e.kind for e in entries}
-    heads = sum(
-        len(s.heading) + 2 for s in _BY_KIND.values() if s.kind in kinds or (s.none and budget >= SPARE)
-    )
-    turn = len(TURN_SEPARATOR) + len(NO_HISTORY) if kinds & {ASKED, EARLY, AROUND} else 0
-    return heads + turn + len("## Progress\n") + 60
+    heads = sum(len(s.heading) + 11 * s.none + 2 for s in _BY_KIND.values() if s.kind in kinds or s.none)
+    turn = len(TURN_SEPARATOR) + len(NO_HISTORY) if kinds.intersection(_TURN_KINDS) else 0
+    return min(heads + turn + len("## Progress\n") + 60, budget // 3)
 
 
-SPARE = 700
-Ranked = tuple[float, int, Entry]
+def _cost(entry: Entry) -> int:
+    return len(line_of(entry)) + 2
 
 
-def _ranked(pool: Pool, entries: list[Entry], seen: Mapping[str, int]) -> list[Ranked]:
-    """(score, position, entry), best first: weight, how recent, and how rare its values are."""
-    mine = [e for e in entries if (e.kind, e.who) in pool.members]
+def _ranked(pool: Pool, entries: list[Entry], seen: Mapping[str, int]) -> list[_Ranked]:
+    """(score, age, entry), best first: weight, how recent, how rare its values are."""
+    mine = [e for e in entries if e.kind in pool.kinds and e.who in pool.who]
     last = max(len(mine) - 1, 1)
     scored = []
     for index, entry in enumerate(mine):
         score = entry.weight + pool.recency * index / last + _rarity(entry, seen)
-        score += 4 * (entry.kind == GOAL and index == 0)
-        scored.append((score, -index, entry))
-    return sorted(scored, key=lambda x: (-x[0], x[1]))
+        scored.append((score + 4 * (entry.kind == GOAL and index == 0), entry.seq, entry))
+    return sorted(scored, key=lambda x: (-x[0], -x[1]))
 
 
 def _rarity(entry: Entry, seen: Mapping[str, int]) -> float:
@@ -734,80 +818,86 @@ def _rarity(entry: Entry, seen: Mapping[str, int]) -> float:
     return max(-1.0, min(1.2, 0.4 * sum(c <= 1 for c in counts) - 0.3 * sum(c > 4 for c in counts)))
 
 
-def _take(ranked: Iterable[Ranked], room: int, chosen: set[int]) -> int:
+def _take(ranked: Iterable[_Ranked], room: int, chosen: set[int]) -> int:
     used = 0
-    for _, _, entry in ranked:
-        cost = len(line_of(entry)) + 1
-        if id(entry) not in chosen and used + cost <= room:
-            chosen.add(id(entry))
+    for _, seq, entry in ranked:
+        cost = _cost(entry)
+        if seq not in chosen and used + cost <= room:
+            chosen.add(seq)
             used += cost
     return used
 
 
 # ------------------------------------------------------------------------------------- reading messages
-_OPENING = re.compile(r"<([A-Za-z][\w-]*)\b[^<>]*>")
-_INJECTED = frozenset(
-    "instructions environment output stdout stderr returncode context documents attachment observation reminder".split()
-)
+_OPENING = re.compile(r"<([A-Za-z][\w-]{0,60})\b[^<>]{0,400}>")
+_INJECTED = _set("instructions environment output stdout stderr returncode context documents attachment observation")
 _NOT_A_REQUEST = (
-    "Caveat: The messages below", "[Request interrupted", "# AGENTS.md instructions", "This session is being continued",
+    "Caveat: The messages below",
+    "[Request interrupted",
+    "# AGENTS.md instructions",
+    "This session is being continued",
     "Another language model started",
-)  # fmt: skip
-_OBSERVED = (
-    "OBSERVATION:",
-    "Observation:",
-    "EXECUTION RESULT",
-    "Exit code:",
-    "Tool result:",
-    "Command output:",
 )
+_OBSERVED = ("OBSERVATION:", "Observation:", "EXECUTION RESULT", "Exit code:", "Tool result:", "Command output:")
 
 
 def without_injected(text: str) -> str:
     """The user's own words: markup that a client put around or between them is left out. Linear time."""
     if "</" not in text:
         return text
-    kept, position, unclosed = [], 0, set()
+    kept: list[str] = []
+    position, unclosed = 0, set[str]()
     for match in _OPENING.finditer(text):
-        tag = match[1].lower()
-        if match.start() < position or tag in unclosed or not (tag in _INJECTED or "-" in tag or "_" in tag):
+        tag = match[1]
+        if match.start() < position or tag in unclosed or not ({"-", "_"} & set(tag) or tag.lower() in _INJECTED):
             continue
-        end = text.find(f"</{match[1]}>", match.end()) if len(unclosed) < 50 else -1
+        end = text.find(f"</{tag}>", match.end()) if len(unclosed) < 50 else -1
         if end < 0:
             unclosed.add(tag)
             continue
         kept.append(text[position : match.start()])
-        position = end + len(match[1]) + 3
+        position = end + len(tag) + 3
     return "".join((*kept, text[position:]))
+
+
+def own_words(text: str) -> tuple[str, str]:
+    """(what a user wrote, what they pasted): of a long paste, its first and last lines are theirs."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    if len(lines) <= 12 or 2 * sum(map(looks_like_prose, lines)) >= len(lines):
+        return text, ""
+    return "\n".join((*lines[:3], *lines[-3:])), "\n".join(lines[3:-3])
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a tool was asked to do: `label` names it, `path` when it edits a file."""
+    """What a tool was asked to do: `label` names it; `path` when it edits that file."""
 
     label: str = "tool"
     command: str = ""
     path: str = ""
 
 
-class _Reader:
+class Reader:
     """Fills a ledger from messages, one at a time; holds nothing of a message but its entries."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.in_turn = False
         self.chars = 0
-        self.messages = 0
+        self._begun = False
+        self._planned = False
+        self._heard: Entry | None = None
         self._calls: dict[str | None, Call] = {}
         self._tasks: dict[str, tuple[str, str]] = {}
-        self._planned = False
+        self._outputs: dict[int, None] = {}
+        self._shapes: Counter[int] = Counter()
 
     def read(self, message: Message) -> None:
         if message.hidden:
             return
-        if not self.messages:
+        if not self._begun:
+            self._begun = True
             _fold_turn(self.ledger)
-        self.messages += 1
         for part in message.parts:
             self.chars += _length(part)
             if isinstance(part, Text):
@@ -815,12 +905,9 @@ class _Reader:
             elif isinstance(part, ToolCall):
                 self._call(part)
             elif isinstance(part, ToolResult):
-                self._result(
-                    self._calls.pop(part.id, Call(part.name or "tool")), "\n".join(part.texts), part.is_error
-                )
+                self._result(self._calls.pop(part.id, Call(part.name or "tool")), "\n".join(part.texts), part.is_error)
             elif isinstance(part, Shell):
-                failed = _exit_code(part.status)
-                self._result(_command_call("bash", part.command), part.output, bool(failed))
+                self._result(_command_call("bash", part.command), part.output, bool(_exit_code(part.status)))
 
     # -- what was said
     def _text(self, message: Message, text: str) -> None:
@@ -837,14 +924,14 @@ class _Reader:
 
     def _absorb(self, text: str) -> None:
         """A summary that stands among the messages is taken in as the previous one is."""
-        body = re.split(r"\n\n(?=<read-files>\n|<modified-files>\n|<<ccr:)", text.strip())[0]
-        other = Ledger.of(body)
+        other = Ledger.of(re.split(r"\n\n(?=<read-files>\n|<modified-files>\n|<<ccr:)", text.strip())[0])
         _fold_turn(other)
         self.ledger.left_out += other.left_out
-        for entry in other.live():
+        for entry in other.entries:
             if entry.who == LATEST:
                 self._demote()
-            self.ledger._append(entry)
+            if entry.who == LATEST or self.ledger.at(entry.key) is None:
+                self.ledger.put(entry, news=False)
 
     def _user(self, text: str) -> None:
         if not text or text.startswith(_NOT_A_REQUEST):
@@ -853,47 +940,56 @@ class _Reader:
             self._result(Call(), text, False)
             return
         self._demote()
-        if self.in_turn:
-            self.ledger.drop(ASKED)
-        self._sentences(text)
-        latest = cut_middle(clean(text), 4 * MAX_CHARS)
+        own, pasted = own_words(text)
+        self._facts(pasted)
+        self._sentences(own)
+        latest = cut_middle(clean(text), 2 * MAX_CHARS)
         if latest and latest != "(none)":
-            self.ledger._append(
-                Entry(ASKED if self.in_turn else GOAL, latest, USER if self.in_turn else LATEST)
-            )
+            if self.in_turn:
+                self.ledger.clear(ASKED)
+            self._heard = Entry(ASKED, latest, USER) if self.in_turn else Entry(GOAL, latest, LATEST)
+            self.ledger.put(self._heard)
 
     def _demote(self) -> None:
         """The request that was the latest becomes one of the requests."""
-        for entry in self.ledger.find(GOAL):
-            if entry.who == LATEST:
-                entry.gone = True
-                self._sentences(entry.text)
+        entry = self.ledger.latest()
+        if entry is None:
+            return
+        entry.gone = True
+        if entry is not self._heard:
+            known = [e.text for e in self.ledger.find(GOAL, RULE, FACT)]
+            lines = [said.text for said in sentences(_FLAT_BULLET.sub("\n- ", entry.text))]
+            news = [x for x in lines if not any(x in k or (k in x and len(k) > 20) for k in known)]
+            self._sentences("\n".join(news))
 
     def _sentences(self, text: str) -> None:
-        for sentence in sentences(text):
-            kind, weight = judge_user(sentence)
-            if weight >= 2 or sentence.text == text:
-                self.ledger.add(kind, sentence.text, USER, weight)
+        """The sentences of a request; those of a long text weigh less, the more it has that weigh as much."""
+        judged = [(*judge_user(said), said.text) for said in sentences(text)]
+        weights = sorted((w for _, w, _ in judged), reverse=True)
+        for kind, weight, line in judged:
+            if weight >= 1.5:
+                above = weights.index(weight)
+                self.ledger.add(kind, line, USER, weight - min(4.0, max(0, above - 6) * 0.2))
 
     def _system(self, text: str) -> None:
-        for sentence in sentences(text):
-            kind, weight = judge_user(sentence)
+        for said in sentences(text):
+            kind, weight = judge_user(said)
             if kind == RULE:
-                self.ledger.add(RULE, sentence.text, SYSTEM, weight - 3)
+                self.ledger.add(RULE, said.text, SYSTEM, weight - 3)
 
     def _assistant(self, text: str) -> None:
         self._checklist(text)
         proposed = False
-        for sentence in sentences(text):
-            if sentence.bullet and sentence.lead and _NEXT_LEAD.search(sentence.lead):
+        for said in sentences(text):
+            if said.bullet and said.lead and Said(said.lead) in PLANS:
                 if not proposed:
-                    self.ledger.drop(NEXT, who=ASSISTANT)
+                    self.ledger.clear(NEXT, who=ASSISTANT)
                 proposed = True
-                self.ledger.add(NEXT, sentence.text, ASSISTANT, limit=200)
+                self.ledger.add(NEXT, said.text, ASSISTANT, limit=200)
                 continue
-            kind, weight = judge_assistant(sentence)
+            kind, weight = judge_assistant(said)
             if weight >= 1.5:
-                self.ledger.add(self._placed(kind), sentence.text, ASSISTANT, weight)
+                self.ledger.add(self._placed(kind), said.text, ASSISTANT, weight)
 
     def _placed(self, kind: str) -> str:
         """In the first half of a split turn, work and facts stand in its own block."""
@@ -905,35 +1001,34 @@ class _Reader:
             return
         boxes = _CHECKBOX.findall(text)
         if len(boxes) >= 2:
-            self._plan(
-                [({" ": "pending", "~": "in_progress"}.get(mark, "completed"), item) for mark, item in boxes]
-            )
+            self._plan([({" ": "pending", "~": "in_progress"}.get(mark, "completed"), item) for mark, item in boxes])
 
     def _plan(self, items: list[tuple[str, str]]) -> None:
         """The last state of a plan replaces the one before; what it completed is done."""
-        self.ledger.drop(DOING, NEXT)
+        self.ledger.clear(DOING, NEXT)
         for status, text in items:
             kind = _STATUS.get(status.lower().replace("-", "_"), NEXT)
             if kind:
-                self.ledger.add(kind, text, {NEXT: USER}.get(kind, ASSISTANT), 2.0, limit=200)
+                self.ledger.add(kind, text, USER if kind == NEXT else ASSISTANT, 2.0, limit=200)
 
     def _task(self, arguments: Mapping[str, object]) -> None:
         """Single tasks: created by subject, later updated by number."""
         number = str(arguments.get("taskId") or len(self._tasks) + 1)
         status, subject = self._tasks.get(number, ("pending", ""))
         subject = str(arguments.get("subject") or subject)
-        self._tasks[number] = str(arguments.get("status") or status), subject
-        self._plan([(s, t) for s, t in self._tasks.values() if t and s != "deleted"])
+        if len(self._tasks) < 500:
+            self._tasks[number] = str(arguments.get("status") or status), subject
+        self._plan([(s, t) for s, t in self._tasks.values() if t])
 
     # -- what was done
     def _call(self, part: ToolCall) -> None:
         arguments = part.arguments if isinstance(part.arguments, dict) else {"input": part.arguments}
-        name = part.name.rsplit("__", 1)[-1].rsplit(".", 1)[-1]
+        name = re.split(r"__|\.", part.name)[-1]
+        items = plan_items(arguments)
         if name in ("TaskCreate", "TaskUpdate"):
             self._planned = True
             self._task(arguments)
-        items = plan_items(arguments)
-        if items:
+        elif items:
             self._planned = True
             self._plan(items)
         if len(self._calls) > 1000:
@@ -941,38 +1036,50 @@ class _Reader:
         self._calls[part.id] = call_of(name, arguments)
 
     def _result(self, call: Call, text: str, is_error: bool) -> None:
-        failed = is_error or _looks_failed(call, text)
-        key = "`" + signature(call.label)
-        if failed:
-            self.ledger.add(BLOCKED, f"`{call.label}` failed: {error_line(text)}", TOOL, 2.0)
+        if is_error or _looks_failed(call, text):
+            self.ledger.add(BLOCKED, f"`{call.label}` failed: {error_line(text)}", TOOL, 2.0, limit=500)
         else:
-            self._resolve(key)
+            self._resolve(f"`True{signature(call.label)}")
             self._did(call, text)
-        self._facts(text)
+        self._facts(text, besides=call.path)
 
     def _resolve(self, key: str) -> None:
-        for entry in self.ledger.find(BLOCKED):
-            if entry.key == key:
-                entry.gone = True
-                self.ledger.add(DONE, f"Resolved: {entry.text}", ASSISTANT, 2.0)
+        blocked = self.ledger.at(key)
+        if blocked is not None:
+            blocked.gone = True
+            self.ledger.add(DONE, f"Resolved: {blocked.text}", ASSISTANT, 2.0, limit=520)
 
     def _did(self, call: Call, text: str) -> None:
         done = self._placed(DONE)
         if call.path:
-            known = self.ledger._by_key.get("e" + call.path)
-            match = _EDITED.match(known.text) if known and not known.gone else None
+            known = self.ledger.at(f"`{call.path}")
+            match = _EDITED.match(known.text) if known else None
             times = int(match[2] or 1) + 1 if match else 1
-            self.ledger.add(
-                done, f"Edited `{call.path}`" + (f" ({times} times)" if times > 1 else ""), ASSISTANT
-            )
+            self.ledger.add(done, f"Edited `{call.path}`" + (f" ({times} times)" if times > 1 else ""), ASSISTANT)
         elif call.command and _NOTABLE.search(call.command):
             outcome = _outcome(call.command, text)
             self.ledger.add(done, f"`{call.label}` ok" + (f": {outcome}" if outcome else ""), ASSISTANT, 2.0)
 
-    def _facts(self, text: str) -> None:
-        best = sorted(plain_lines(text), key=lambda p: -p[0])[:6]
-        for weight, line in best:
-            self.ledger.add(AROUND if self.in_turn else FACT, line, TOOL, weight)
+    def _facts(self, text: str, besides: str = "") -> None:
+        """Facts in plain words of an output, unless the same output was read before."""
+        if len(text) < 24 or hash(text) in self._outputs:
+            return
+        if len(self._outputs) > 5000:
+            self._outputs.clear()
+        self._outputs[hash(text)] = None
+        found = plain_lines(without_injected(text))
+        common = min(1.5, math.log2(len(found) + 1) / 4)  # one plain line among code or logs tells more than a page
+        for weight, line in sorted(found, key=lambda p: -p[0])[:6]:
+            if not besides or besides not in line:
+                self.ledger.add(self._placed(FACT), line, TOOL, weight - common - self._routine(line))
+
+    def _routine(self, line: str) -> float:
+        """How often a line of this shape was seen: `Checked 12 files in 14 ms.` is routine."""
+        if len(self._shapes) > 50_000:
+            self._shapes.clear()
+        shape = hash(re.sub(r"\d+", "0", line))
+        self._shapes[shape] += 1
+        return 0.7 * min(4, self._shapes[shape] - 1)
 
 
 def _length(part: Part) -> int:
@@ -995,48 +1102,49 @@ def _size(value: object) -> int:
 
 def _fold_turn(ledger: Ledger) -> None:
     """The block of an earlier split turn joins the history that it now belongs to."""
-    for entry in ledger.find(ASKED, EARLY, AROUND):
+    for entry in ledger.find(*_TURN_KINDS):
         entry.gone = True
-        done = bool(_COMMAND.match(entry.text) or _EDITED.match(entry.text) or _DID.match(entry.text))
-        kind = {ASKED: GOAL, EARLY: DONE if done else DECISION, AROUND: FACT}[entry.kind]
-        who = LATEST if entry.kind == ASKED else entry.who
-        ledger._append(Entry(kind, entry.text, who, entry.weight))
+        done = any(p.match(entry.text) for p in (_COMMAND, _EDITED, _DID))
+        kind = {ASKED: GOAL, EARLY: DONE if done else DECISION}.get(entry.kind, FACT)
+        ledger.put(Entry(kind, entry.text, LATEST if entry.kind == ASKED else entry.who, entry.weight), news=False)
 
 
 # ------------------------------------------------------------------------------------- tools
 _CHECKBOX = re.compile(r"^\s*(?:[-*+]|\d+[.)])\s+\[([ xX~])\]\s+(.+)$", re.M)
 _STATUS = {
-    "completed": DONE, "complete": DONE, "done": DONE, "true": DONE, "finished": DONE, "in_progress": DOING,
-    "doing": DOING, "active": DOING, "started": DOING, "cancelled": "", "canceled": "", "deleted": "", "skipped": "",
-}  # fmt: skip
+    **dict.fromkeys(("completed", "complete", "done", "true", "finished"), DONE),
+    **dict.fromkeys(("in_progress", "doing", "active", "started"), DOING),
+    **dict.fromkeys(("cancelled", "canceled", "deleted", "skipped"), ""),
+}
 _NOTABLE = re.compile(
-    r"\b(?:test\w*|pytest|jest|vitest|tox|nox|check|lint|mypy|ruff|eslint|tsc|build|make|cargo|go (?:test|build|vet)|mvn|"
-    r"gradle|npm|pnpm|yarn|bun|docker|kubectl|terraform|alembic|migrat\w+|deploy\w*|pip install|apt|brew|"
-    r"git (?:commit|push|merge|rebase|tag|revert|reset|checkout -b|switch -c|branch|stash))\b"
+    r"\b(?:test\w*|pytest|jest|vitest|tox|nox|check|lint|mypy|ruff|eslint|tsc|build|make|cargo|go (?:test|build|vet)"
+    r"|mvn|gradle|npm|pnpm|yarn|bun|docker|kubectl|terraform|alembic|migrat\w+|deploy\w*|pip install|apt|brew"
+    r"|git (?:commit|push|merge|rebase|tag|revert|reset|checkout -b|switch -c|branch|stash))\b"
 )
 _EDITS = re.compile(r"edit|write|patch|replace|create|insert|update_file|notebook", re.I)
 _PATCHED = re.compile(r"^\*\*\* (?:Update|Add|Delete) File: (.+)$", re.M)
 _EXIT = re.compile(r"(?:exit(?:ed)?(?:[ _](?:with|code|status))*|return ?code)[\"'>:=\s]*(-?\d{1,3})\b", re.I)
 _ERROR = re.compile(
-    r"^.*?(?:\b\w*(?:Error|Exception)\b|\b(?:error|fatal|panic|failed|FAILED|denied|not found|No such file|cannot|unable|refused)\b).*$",
-    re.M,
+    r"\b(?:\w*(?:Error|Exception)|error|fatal|panic|[Ff]ailed|FAILED|denied|not found|No such file|cannot|unable"
+    r"|refused|Invalid|invalid)\b"
 )
-_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_PLACE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _TALLY = re.compile(r"\b\d+ (?:passed|failed|errors?|tests?|examples?|skipped|warnings?)\b[^\n]{0,80}", re.I)
 _COMMITTED = re.compile(r"^\[([^\]\n]{1,80})\] (.{1,120})$", re.M)
-_NUMBERED = re.compile(r"\s*\d+(?:→|\t|: ?|\| )")
-_PLAIN = re.compile(
-    r"(?:[-*•>#/!]{1,3} )?(?:\[\w+\] )?[A-Za-z$~\d\u3040-\u9fff\uac00-\ud7af][^{}<>|;\\]{20,}$"
-)
+_NUMBERED = re.compile(r"\s*\d+(?:→|\t|: ?| ?[|│] ?|-+ )")
+_PLAIN = re.compile(r"(?:[-*•>#/!]{1,3} )?(?:\[\w+\] )?[A-Za-z$~\d\u3040-\u9fff\uac00-\ud7af][^{}<>|;\\]{5,}$")
+_PATHS = ("path", "file_path", "filename", "notebook_path", "target_file", "file")
+_PLAN_LISTS = ("todos", "plan", "items", "tasks", "steps", "todo_list", "todoList", "task_list")
+_PLAN_TEXTS = ("content", "step", "title", "text", "task", "subject", "name", "description")
+WINDOW = 16_000
 
 
 def plan_items(arguments: Mapping[str, object]) -> list[tuple[str, str]]:
     """(status, text) of a todo list or plan among a call's arguments; empty when there is none."""
-    for name in ("todos", "plan", "items", "tasks", "steps", "todo_list", "todoList", "task_list"):
+    for name in _PLAN_LISTS:
         value = arguments.get(name)
         if isinstance(value, str):
-            boxes = _CHECKBOX.findall(value)
-            return [("completed" if mark in "xX" else "pending", item) for mark, item in boxes]
+            return [("completed" if mark in "xX" else "pending", item) for mark, item in _CHECKBOX.findall(value)]
         items = [x for x in map(_plan_item, value) if x] if isinstance(value, list) else []
         if items:
             return items
@@ -1046,8 +1154,7 @@ def plan_items(arguments: Mapping[str, object]) -> list[tuple[str, str]]:
 def _plan_item(item: object) -> tuple[str, str] | None:
     if not isinstance(item, dict):
         return None
-    names = ("content", "step", "title", "text", "task", "subject", "name", "description")
-    text = next((v for n in names if isinstance(v := item.get(n), str) and v.strip()), None)
+    text = next((v for n in _PLAN_TEXTS if isinstance(v := item.get(n), str) and v.strip()), None)
     status = next((item[n] for n in ("status", "state", "completed", "done") if n in item), None)
     return (str(status), text) if text is not None and status is not None else None
 
@@ -1059,16 +1166,13 @@ def call_of(name: str, arguments: Mapping[str, object]) -> Call:
     text = next((v for n in ("input", "patch") if isinstance(v := arguments.get(n), str)), "")
     if isinstance(command, list):
         command = str(command[-1]) if command else ""
-    patched = _PATCHED.search(text or str(command)[:4000])
+    patched = _PATCHED.search(text[:4000] or str(command)[:4000])
     if patched or (path and (_EDITS.search(name) or command in ("create", "str_replace", "insert"))):
-        target = clean(patched[1] if patched else path).replace("`", "'")
+        target = cut(clean(patched[1] if patched else path).replace("`", "'"), 200)
         return Call(f"{name} {target}", path=target)
     if command and not path:
         return _command_call(name, str(command))
     return Call(cut(clean(f"{name} {path}"), 90).replace("`", "'") or "tool")
-
-
-_PATHS = ("path", "file_path", "filename", "notebook_path", "target_file", "file")
 
 
 def _command_call(name: str, command: str) -> Call:
@@ -1089,8 +1193,7 @@ def _exit_code(text: str) -> int | None:
 
 def _looks_failed(call: Call, text: str) -> bool:
     code = _exit_code(text[-300:])
-    if code is None:
-        code = _exit_code(text[:80])
+    code = _exit_code(text[:80]) if code is None else code
     if code is not None:
         return code != 0
     if text[:40].lstrip().lower().startswith(("error:", "fatal:", "<tool_use_error>", "error ")):
@@ -1100,13 +1203,13 @@ def _looks_failed(call: Call, text: str) -> bool:
 
 def error_line(text: str) -> str:
     """The line that says what went wrong, word for word, and where if the text tells."""
-    tail = text[:4000] + "\n" + text[-12000:] if len(text) > 16000 else text
-    found = [m for m in _ERROR.findall(tail) if not _EXIT.search(m)]
+    tail = text[:4000] + "\n" + text[-12000:] if len(text) > WINDOW else text
+    lines = [x for x in tail.split("\n") if x.strip() and not (_EXIT.search(x) and len(x) < 60)] or [tail.strip()]
+    found = [x for x in lines if _ERROR.search(x)]
     traced = "Traceback" in tail
-    lines = [x for x in tail.split("\n") if x.strip() and not _EXIT.search(x)] or [text]
     line = (found[-1] if traced else found[0]) if found else lines[-1]
     places = _PLACE.findall(tail) if traced else []
-    return cut(clean(line), 220) + (f" ({':'.join(places[-1])})" if places else "")
+    return cut(clean(line), 220) + (f" ({clean(':'.join(places[-1]))})" if places else "")
 
 
 def _outcome(command: str, text: str) -> str:
@@ -1117,22 +1220,19 @@ def _outcome(command: str, text: str) -> str:
     return clean(tallies[-1]) if tallies else ""
 
 
-WINDOW = 16_000
-
-
 def plain_lines(text: str) -> list[tuple[float, str]]:
     """(weight, line) of the lines of an output that state something in plain words."""
     if len(text) > 2 * WINDOW:
         text = text[:WINDOW] + "\n" + text[-WINDOW:]
+    lines = (x for x in text.split("\n") if 12 <= len(x) <= 400 and (x.count(" ") >= 4 or not x.isascii()))
     found = []
-    for line in text.split("\n"):
-        if 24 <= len(line) <= 400 and (line.count(" ") >= 4 or not line.isascii()):
-            numbered = _NUMBERED.match(line)
-            line = (line[numbered.end() :] if numbered else line).strip()
-            if _PLAIN.match(line):
-                weight = judge_tool(line)
-                if weight >= 3:
-                    found.append((weight, line))
+    for line in lines:
+        numbered = _NUMBERED.match(line)
+        line = (line[numbered.end() :] if numbered else line).strip()
+        if _PLAIN.match(line) and (line.count(" ") >= 4 or _HAN.search(line)):
+            weight = judge_tool(line)
+            if weight >= 2.5:
+                found.append((weight, line))
     return found
 
 
@@ -1144,31 +1244,28 @@ def extract(history: Iterable[Message], prefix: Iterable[Message], previous: str
     Each message is read once. The result has at most `max_chars` characters (default: a fifth of the removed
     text, 2,000 to 12,000), and about half of what it replaces at most; the latest request may exceed that.
     """
-    ledger = Ledger.of(previous)
-    reader = _Reader(ledger)
+    reader = Reader(Ledger.of(previous))
     for message in history:
         reader.read(message)
     reader.in_turn = True
     for message in prefix:
         reader.read(message)
-    budget = budget_of(reader.chars, len(previous or ""), max_chars)
-    return _render_within(ledger, budget)
+    return render_within(reader.ledger, budget_of(reader.chars, len(previous or ""), max_chars))
 
 
 def budget_of(removed: int, previous: int, max_chars: int | None) -> int:
-    wanted = int(RATIO * removed) + previous
-    budget = min(max(wanted, MIN_CHARS), MAX_CHARS) if max_chars is None else max_chars
-    return min(budget, previous + removed // 2)
+    wanted = min(max(int(RATIO * removed) + previous, MIN_CHARS), MAX_CHARS)
+    return min(wanted if max_chars is None else max_chars, previous + removed // 2)
 
 
-def _render_within(ledger: Ledger, budget: int) -> str:
-    for entry in ledger.live():
+def render_within(ledger: Ledger, budget: int) -> str:
+    """The fullest summary of at most `budget` characters (but for the latest request)."""
+    for entry in ledger.find(GOAL, ASKED):
         if entry.who == LATEST or entry.kind == ASKED:
             entry.text = cut_middle(entry.text, max(400, budget // 4))
-    size: Callable[[str], int] = len
-    text = render(fit(ledger, budget), spare=budget < SPARE)
     room = budget
-    while size(text) > budget and room > 0:
-        room -= size(text) - budget
+    while True:
         text = render(fit(ledger, room), spare=budget < SPARE)
-    return text
+        if len(text) <= budget or room <= 0:
+            return text
+        room -= len(text) - budget

@@ -108,9 +108,8 @@ class FileBytes:
         if end <= start:
             return b""
         if start < self._start or end > self._start + len(self._window):
-            self._start, self._window = start, self._read(start, max(end - start, self.WINDOW))
-        if start == self._start and end - start == len(self._window):
-            return self._window
+            self._start = start - start % self.WINDOW  # whole blocks, so that walking backwards hits them too
+            self._window = self._read(self._start, max(end - self._start, self.WINDOW))
         return self._window[start - self._start : end - self._start]
 
     def chunks(self) -> Iterator[bytes]:

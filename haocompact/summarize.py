@@ -107,7 +107,7 @@ def _call(call: ToolCall, repair: bool) -> str:
     if isinstance(call.arguments, dict):
         pairs = ", ".join(f"{k}={_safe_json(v, repair)}" for k, v in call.arguments.items())
         return f"{call.name}({pairs})"
-    if call.arguments in (None, ""):
+    if call.arguments in (None, "") or not (call.arguments or repair):
         return f"{call.name}()"
     raw = call.arguments if isinstance(call.arguments, str) else _safe_json(call.arguments, repair)
     return f"{call.name}(arguments={raw})"
@@ -300,8 +300,10 @@ def degraded_body(plan: CompactionPreparation, error: str, lang: str = "en") -> 
     """Notice and the last 500 characters of the old conversation; with repairs the offline summary too (R6)."""
     repair = plan.settings.repair
     excerpt = _end_of((*plan.messages_to_summarize, *plan.turn_prefix_messages), repair)
-    text = f"{NOTICE[lang if repair else 'zh'].format(error=' '.join(error.split()))}\n\n{excerpt}"
-    return f"{text}\n\n---\n\n{Extract().summarize(plan)}" if repair else text
+    if not repair:
+        return f"{NOTICE['zh'].format(error=error)}\n\n{excerpt}"
+    notice = NOTICE[lang].format(error=" ".join(error.split()))
+    return f"{notice}\n\n{excerpt}\n\n---\n\n{Extract().summarize(plan)}"
 
 
 def _end_of(messages: Sequence[Message], repair: bool) -> str:

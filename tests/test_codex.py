@@ -28,7 +28,7 @@ SAMPLES = sorted((ROOT / "samples/codex").glob("*.jsonl"))
 SHARED = ROOT.parent / "shared"
 CASES = sorted(
     path.with_suffix("").with_suffix(".jsonl")
-    for path in (SHARED / "cases").glob("*.expect.md")
+    for path in (ROOT / "tests/cases").glob("*.expect.md")
     if '"format": "codex"' in path.read_text()
 )
 OLD = SHARED / "corpus/codex/openai-ci-2025-08-06-oldformat.jsonl"
@@ -71,7 +71,8 @@ def output(name: str, text: str = "ok") -> dict[str, Any]:
 
 def token_count(total: int, *, input_tokens: int | None = None, window: int = 258_400) -> dict[str, Any]:
     last = {"input_tokens": total - 10 if input_tokens is None else input_tokens, "cached_input_tokens": 5,
-            "output_tokens": 0 if input_tokens == 0 else 10, "reasoning_output_tokens": 4, "total_tokens": total}  # fmt: skip
+            "output_tokens": 0 if input_tokens == 0 else 10, "reasoning_output_tokens": 4}  # fmt: skip
+    last["total_tokens"] = total
     info = {"total_token_usage": {**last, "total_tokens": 9 * total}, "last_token_usage": last,
             "model_context_window": window}  # fmt: skip
     return {"type": "token_count", "info": info, "rate_limits": None}
@@ -279,7 +280,10 @@ def test_cases(path: Path) -> None:
 def test_pending_call_is_named() -> None:
     session = load(rollout(user("a"), call("c0"), answer("done"), call("c1"), output("c9")))
     assert [(w.line, w.text.partition(":")[0]) for w in session.warnings] == [
-        (3, "call c0 is without output"), (5, "call c1 is pending"), (6, "output without call (c9)")]  # fmt: skip
+        (3, "call c0 is without output"),
+        (5, "call c1 is pending"),
+        (6, "output without call (c9)"),
+    ]
 
 
 def test_arguments_that_are_no_object_stay_text() -> None:

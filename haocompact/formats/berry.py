@@ -454,13 +454,13 @@ def _is_summary(message: Message) -> bool:
 
 
 def _summary_first(session: Session) -> None:
-    """Move the newest visible summary to the front, where every other client has it."""
+    """Move the newest visible summary to the front, where every other client has it; its prefix goes."""
     messages = session.messages
     at = next((i for i in range(len(messages) - 1, -1, -1) if _is_summary(messages[i])), None)
     if at is None:
         return
     summary = messages.pop(at)
-    text = segment.bare_summary(summary.text)
+    text = summary.text.removeprefix(segment.SUMMARY_PREFIX).strip(ccr.JS_SPACE)
     summary.kind, summary.parts, summary.files = COMPACTION_SUMMARY, (Text(text),), files_in_summary(text)
     summary.kept, summary.at_end = at, at == len(messages)
     session.messages = [summary, *messages]
@@ -480,6 +480,12 @@ class Hidden:
 def projected(session: Session, messages: Iterable[Message]) -> list[Json]:
     """berry's own form of messages of this session: what `ccr_hash` hashes."""
     return [m.form for m in messages if isinstance(m, Projected)]
+
+
+def address(session: Session, plan: CompactionPreparation) -> tuple[str, int]:
+    """(hash, UTF-16 units) of all that the plan hides, by berry's own rule: the marker's."""
+    entry = ccr.ccr_entry(m.form for m in _removed(session, plan))
+    return entry.hash, int(entry.chars)
 
 
 def directory(session: Session) -> list[CcrEntry]:
@@ -634,10 +640,17 @@ def append(session: Session, plan: CompactionPreparation, checkpoint: Checkpoint
 
 
 def _compaction(session: Session, plan: CompactionPreparation, checkpoint: Checkpoint) -> list[Json]:
-    """`compaction/start`, the summary, one `compaction/surface` per range, `compaction/end`."""
+    """`compaction/start`, the summary, one `compaction/surface` per range, `compaction/end`.
+
+    Each surface has the hash of what its range hides. Of several the largest has the marker's, so that the
+    marker leads somewhere in the client too; the client lists the others in its directory.
+    """
     hidden = segments(session, plan)
+    hashes = [h.entry.hash for h in hidden]
+    largest = max(range(len(hidden)), key=lambda i: hidden[i].entry.messages)
+    hashes[largest] = checkpoint.hash or hashes[largest]
     bodies: list[tuple[str, Json]] = [
-        ("compaction/start", _intent(checkpoint)),
+        ("compaction/start", _intent(plan)),
         (
             "user/message",
             {"content": f"{segment.SUMMARY_PREFIX} {checkpoint.summary}", "source": "compaction"},
@@ -650,17 +663,18 @@ def _compaction(session: Session, plan: CompactionPreparation, checkpoint: Check
     time = _last_time(session)
     events: list[Json] = [{"type": kind, "seq": last.seq + i, "time": time + i, "data": data}
               for i, (kind, data) in enumerate(bodies, 1)]  # fmt: skip
-    for event, part in zip(events[2:-1], hidden, strict=True):
+    for event, part, name in zip(events[2:-1], hidden, hashes, strict=True):
         seqs = [e.seq for e in log.events[part.first : part.last + 1]]
-        event["data"] = {"summarySeq": events[1]["seq"]} | event["data"] | {"ccrHash": part.entry.hash}
+        event["data"] = {"summarySeq": events[1]["seq"]} | event["data"] | {"ccrHash": name}
         event["surfaceOp"] = {"op": "replace", "start": seqs[0], "end": seqs[-1]}
         event["sourceEventSeqs"] = [*seqs, events[1]["seq"]]
     return events
 
 
-def _intent(checkpoint: Checkpoint) -> Json:
-    return {"reason": "threshold", "willRetry": True, "basis": "estimate",
-            "estTokens": checkpoint.tokens_before, "summarizer": "plugin:haocompact"}  # fmt: skip
+def _intent(plan: CompactionPreparation) -> Json:
+    basis = "estimate" if plan.estimate.last_usage_index is None else "usage"
+    return {"reason": "threshold", "willRetry": True, "basis": basis, "estTokens": plan.tokens_before,
+            "summarizer": "plugin:haocompact"}  # fmt: skip
 
 
 def _sizes(hidden: Hidden) -> Json:
@@ -683,6 +697,7 @@ __all__ = [
     "KINDS",
     "NAME",
     "TITLE",
+    "address",
     "append",
     "archived",
     "derive",

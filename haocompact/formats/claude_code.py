@@ -163,30 +163,24 @@ def sniff(obj: Json, first: bool) -> int:
 
 def _node(index: int, obj: Json) -> Node | None:
     """The chain line that `obj` is, or None."""
-    kind, own, parent = (obj.get(k) for k in ("type", "uuid", "parentUuid"))
-    if kind not in CHAIN or not isinstance(own, str):
+    get = obj.get
+    kind, own = get("type"), get("uuid")
+    if not isinstance(kind, str) or kind not in CHAIN or not isinstance(own, str) or not own:
         return None
-    node = Node(index, own, parent if isinstance(parent, str) and parent else None, str(kind), _stamp(obj))
-    node.side, node.team, node.meta = (bool(obj.get(k)) for k in ("isSidechain", "teamName", "isMeta"))
-    node.agent = agent if isinstance(agent := obj.get("agentId"), str) else None
-    node.source = source if isinstance(source := obj.get("sourceToolAssistantUUID"), str) else None
-    if kind == "system" and obj.get("subtype") == "compact_boundary":
-        metadata = obj.get("compactMetadata")
+    node = Node(index, own, _string(get("parentUuid")) or None, kind, _string(get("timestamp")))
+    node.side, node.team, node.meta = bool(get("isSidechain")), bool(get("teamName")), bool(get("isMeta"))
+    node.agent = _string(get("agentId")) or None
+    if kind == "system" and get("subtype") == "compact_boundary":
+        metadata = get("compactMetadata")
         node.boundary = metadata if isinstance(metadata, dict) else {}
-    node.role = _role(obj)
+    node.role = _role(kind, obj)
     if node.role:
         _describe(node, obj)
     return node
 
 
-def _stamp(obj: Json) -> str:
-    stamp = obj.get("timestamp")
-    return stamp if isinstance(stamp, str) else ""
-
-
-def _role(obj: Json) -> str:
+def _role(kind: str, obj: Json) -> str:
     """Role of the message on a line; "" for a line that the client never sends to the model."""
-    kind = obj.get("type")
     if kind == "system":
         return "system" if obj.get("subtype") == "local_command" and obj.get("content") else ""
     message = obj.get("message")
@@ -204,12 +198,13 @@ def _describe(node: Node, obj: Json) -> None:
     assert isinstance(message, dict)
     blocks = _blocks(message)
     if node.role == "assistant":
-        node.response = own if isinstance(own := message.get("id"), str) and own else None
+        node.response = _string(message.get("id")) or None
         node.usage = _context_tokens(message)
         node.calls = _ids(blocks, "tool_use", "id")
         return
     node.summary = bool(obj.get("isCompactSummary"))
     node.results = _ids(blocks, "tool_result", "tool_use_id")
+    node.source = _string(obj.get("sourceToolAssistantUUID")) or None
     if match := _COMMAND.match("".join(texts_of(message.get("content"))[:1])):
         node.command = match["tag"] or CAVEAT
 
@@ -260,7 +255,8 @@ def _scan(session: Session) -> list[Node]:
     for record in session.records:
         index = record.number - 1
         node = _node(index, record.dict)
-        session.warnings.extend(opaque((record,)))
+        if record.fault or record.note or not isinstance(record.obj, dict):
+            session.warnings.extend(opaque((record,)))
         if node is not None:
             nodes.append(node)
             continue
@@ -578,7 +574,7 @@ def _block_parts(block: Json) -> Iterator[Part]:
     if kind == "thinking":
         yield Thinking(_string(block.get("thinking")))
     elif kind.endswith("tool_use"):
-        yield ToolCall(block.get("id"), _string(block.get("name")), block.get("input"))
+        yield ToolCall(_string(block.get("id")) or None, _string(block.get("name")), block.get("input"))
     elif kind.endswith("tool_result"):
         yield _result(block)
     elif kind == "image":
@@ -597,7 +593,7 @@ def _result(block: Json) -> ToolResult:
     found = [f"{b.get('title', '')} {b['url']}".strip() for b in inner if isinstance(b.get("url"), str)]
     texts = (*texts_of(content), *(p.text for p in parts if isinstance(p, Text)), *found)
     images = sum(isinstance(p, Image) for p in parts)
-    return ToolResult(block.get("tool_use_id"), texts, images, block.get("is_error") is True)
+    return ToolResult(_string(block.get("tool_use_id")) or None, texts, images, block.get("is_error") is True)
 
 
 def _document(block: Json) -> Iterator[Part]:
@@ -702,14 +698,15 @@ def _says(node: Node, responses: set[str]) -> bool:
 def select(session: Session, plan: CompactionPreparation) -> list[int]:
     """The tail's chain lines, everything else from the first of them on, and session metadata before.
 
-    A half-written last line goes: the client would glue its next record to it.
+    A half-written last line goes: the client would glue its next record to it. So does a message without a
+    uuid: some readers would take it for the branch end.
     """
     tail = [node.index for node in _tail(session, plan)]
     cut = _cut(session, tail)
     others: dict[int, str] = session.state.others
     latest = {kind: index for index, kind in others.items() if KINDS.get(kind) in (LATEST, None) and kind}
     kept = [i for i, kind in others.items()
-            if (i >= cut and kind != "progress") or kind == "pr-link" or latest.get(kind) == i]  # fmt: skip
+            if (i >= cut and kind not in CHAIN) or kind == "pr-link" or latest.get(kind) == i]  # fmt: skip
     if ends_in_torn_line(session.records):
         kept = [i for i in kept if i != len(session.records) - 1]
     return sorted([*tail, *kept])

@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -153,6 +153,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {  # without these the 
     "custom_tool_call_output": {"output": (str, list), "call_id": str},
     "local_shell_call": {"action": dict},
 }
+_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 _KEPT_USERS = 20_000  # tokens of user messages that survive an old compaction without replacement_history
 
 
@@ -165,8 +166,8 @@ class Item:
     index: int
     place: int
     fate: str
-    message: Message | None = None
     kind: str = ""
+    message: Message | None = None
     call: str | None = None
     opens: bool = False
     prefixed: bool = False
@@ -203,8 +204,8 @@ Step = Item | Compacted | Rollback | Usage
 @dataclass(slots=True)
 class State:
     """`fates`: one a line. `items`: the model's history in the client's order. `undone`: lines that a
-    rollback took back. `window`: the newest compaction's numbering. `calls`: event line -> the call it reports.
-    `bare`: lines without envelope."""
+    rollback took back. `window`: the newest compaction's numbering. `calls`: event line -> the call that it
+    reports. `bare`: there are lines of the first releases, without envelope."""
 
     fates: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -257,7 +258,8 @@ def read(records: Records, options: ReadOptions) -> Session:
     state: State = session.state
     for record in records:
         state.fates.append(_line(session, record))
-        session.warnings.extend(opaque([record]))
+        if not record.dict or record.note:
+            _warn_unread(session, record)
     _refuse(session)
     _replay(session)
     _group(state.items)
@@ -279,7 +281,7 @@ def _line(session: Session, record: Record) -> str:
     stamp = _envelope(state, obj)
     kind = str(obj.get("type"))
     if kind in ("response_item", "inter_agent_communication"):
-        return _item_line(session, record, payload, stamp)
+        return _item_line(session, record, stamp)
     if kind == "event_msg":
         return _event_line(session, index, payload, stamp)
     if kind == "session_meta":
@@ -289,10 +291,19 @@ def _line(session: Session, record: Record) -> str:
     return KINDS.get(kind, EVENT)
 
 
+def _warn_unread(session: Session, record: Record) -> None:
+    """The client skips a line with a lone surrogate or NULs; with invalid UTF-8, a legacy file as a whole."""
+    for warned in opaque([record]):
+        text = warned.text.partition(", read with")[0] if record.note else warned.text
+        unread = ", not read by the client" if record.note else ""
+        fatal = "invalid UTF-8" in text and not session.state.paginated
+        session.warn(warned.line, text + unread + (": it can't resume this file" if fatal else ""))
+
+
 def _envelope(state: State, obj: Json) -> str:
     """The line's time, "" when it has none; notes the newest time and the highest ordinal."""
     stamp, ordinal = obj.get("timestamp"), obj.get("ordinal")
-    stamp = stamp if isinstance(stamp, str) and parse_time(stamp) else ""
+    stamp = stamp if isinstance(stamp, str) and _STAMP.match(stamp) else ""
     state.last_stamp = max(state.last_stamp, stamp)
     if isinstance(ordinal, int):
         state.last_ordinal = max(state.last_ordinal, ordinal)
@@ -358,18 +369,15 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _item_line(session: Session, record: Record, payload: Json, stamp: str) -> str:
-    index = record.number - 1
-    payload = _as_item(record.dict)
+def _item_line(session: Session, record: Record, stamp: str) -> str:
+    index, payload = record.number - 1, _as_item(record.dict)
     fate = _fate(payload)
     if fate == UNREAD:
         session.warn(record.number, f"not a {payload.get('type')} item that the client can read: no message")
     if fate in (MESSAGE, NOTE, SEALED):
-        item = _item(payload, index, -1, fate, stamp)
-        if item.message is not None:
-            item.message.parts = lazily(session.records, index, _line_parts)
-            _warn_arguments(session, record.number, payload)
-        session.state.steps.append(item)
+        parts = lazily(session.records, index, _line_parts)
+        session.state.steps.append(_item(payload, index, -1, fate, stamp, parts))
+        _warn_arguments(session, record.number, payload)
     return fate
 
 
@@ -417,19 +425,28 @@ def _framed(text: str, frames: Iterable[tuple[str, str]]) -> bool:
     return any(text.startswith(start) and text.endswith(end) for start, end in frames)
 
 
-def _item(payload: Json, index: int, place: int, fate: str, stamp: str) -> Item:
+def _item(payload: Json, index: int, place: int, fate: str, stamp: str,
+          parts: Parts | Callable[[], Parts] | None = None) -> Item:  # fmt: skip
     """An entry of the history; `place` -1 for a line, else its position in a replacement_history."""
-    item = Item(index, place, fate, stamp=stamp)
-    if fate == MESSAGE:
-        parts, kind = _parts(payload), str(payload.get("type"))
-        role = "bashExecution" if any(isinstance(p, Shell) for p in parts) else _role(kind, payload)
-        message = Message(role, parts, line=index + 1, id=_name(payload, index, place))
-        message.files = _patched_files(payload)
-        item.message, item.kind = message, kind
-        item.call = payload["call_id"] if isinstance(payload.get("call_id"), str) else None
-        item.prefixed = role == "user" and message.text.startswith(SUMMARY_PREFIX + "\n")
-        item.opens = role in ("user", "custom") and not item.prefixed
+    item = Item(index, place, fate, str(payload.get("type")), stamp=stamp)
+    if fate != MESSAGE:
+        return item
+    role = _role(item.kind, payload)
+    said = _parts(payload) if role == "user" else ()
+    if any(isinstance(part, Shell) for part in said):
+        role = "bashExecution"
+    item.message = Message(role, _parts(payload) if parts is None else parts, line=index + 1)
+    item.message.id = _name(payload, index, place)
+    item.message.files = _patched_files(payload)
+    item.call = payload["call_id"] if isinstance(payload.get("call_id"), str) else None
+    item.prefixed = _starts_as_summary(said)
+    item.opens = role in ("user", "custom") and not item.prefixed
     return item
+
+
+def _starts_as_summary(parts: Parts) -> bool:
+    first = next((part.text for part in parts if isinstance(part, Text)), "")
+    return first.startswith(SUMMARY_PREFIX + "\n")
 
 
 def _name(payload: Json, index: int, place: int) -> str:
@@ -531,7 +548,8 @@ def _result(payload: Json) -> ToolResult:
     output = payload.get("output")
     if payload.get("type") == "tool_search_output":
         return ToolResult(call, (stringify(payload.get("tools")),), name="tool_search")
-    images = sum(isinstance(b, dict) and b.get("type") == "input_image" for b in output or ())
+    blocks = output if isinstance(output, list) else ()
+    images = sum(isinstance(b, dict) and b.get("type") == "input_image" for b in blocks)
     name = payload["name"] if isinstance(payload.get("name"), str) else ""
     return ToolResult(call, texts_of(output, block_types=("input_text", "text")), images, name=name)
 
@@ -605,14 +623,15 @@ def _make_summary(state: State, item: Item) -> None:
 
 def _load_old_compaction(state: State, step: Compacted) -> None:
     """Without replacement_history: the newest user messages that fit 20 000 tokens, then the summary."""
-    users, room = [], _KEPT_USERS
+    users: list[Item] = []
+    room = _KEPT_USERS
     for item in reversed(state.items):
-        if not item.opens or item.message is None or room <= 0:
-            continue
-        users.append(item)
-        room -= math.ceil(len(clean(item.message.text).encode()) / 4)
-    summary = Item(step.index, -1, MESSAGE, Message("user", (Text(step.text),), line=step.index + 1,
-                   id=f"L{step.index + 1}"), stamp=step.stamp)  # fmt: skip
+        if item.opens and item.message is not None and room > 0:
+            users.append(item)
+            room -= math.ceil(len(clean(item.message.text).encode()) / 4)
+    line = step.index + 1
+    summary = Item(step.index, -1, MESSAGE, "message", stamp=step.stamp)
+    summary.message = Message("user", (Text(step.text),), line=line, id=f"L{line}")
     _make_summary(state, summary)
     state.base = step
     state.items = [*reversed(users), summary]
