@@ -403,15 +403,10 @@ def _to_targets(paths: list[str] | None, request: Request, where: str, output: P
     for path in names:
         try:
             with pipeline.open_source(path, sys.stdin.buffer) as source:
-                target = None if dry_run else output or (folder / _file_name(path) if folder else sys.stdout.buffer)
+                target = None if dry_run else output or folder or sys.stdout.buffer
                 yield pipeline.compact_to(source, request, target)
         except HaoError as error:
             yield pipeline.Done(path, error=error)
-
-
-def _file_name(path: str) -> str:
-    name = "stdin.jsonl" if path == "-" else Path(path).name
-    return name.removesuffix(".gz").removesuffix(".zst")
 
 
 def _in_place(paths: list[str] | None, request: Request, jobs: int, min_age: float | None) -> Iterator[Done]:

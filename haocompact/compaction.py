@@ -104,8 +104,9 @@ class Message:
     `usage`: context tokens that the provider reported with it, None when there is no valid figure, and
     then `usage_note` says why one was rejected. `group`: messages of one group are never parted (lines of
     one streamed response, reasoning and the item it belongs to). `hidden`: never sent to a model.
-    Of a summary: `at_end` says that the client has stored no new message after it, `files` are its file
-    lists, `kept` is how many messages after it were already there when it was written.
+    `files`: what a summary names, or what calls of the client's own file tools touched.
+    Of a summary: `at_end` says that the client has stored no new message after it, `kept` is how many
+    messages after it were already there when it was written.
     `parts` may be given as a function: it is then called each time, so that a long transcript is not
     held in memory.
     """
@@ -491,7 +492,9 @@ def compute_file_lists(file_ops: FileOperations, *, repair: bool = True) -> tupl
 class CompactionPreparation:
     """What a compaction would do. `first_kept_index` and `turn_start_index` count in `compactable`.
 
-    messages = [previous summary] + messages_to_summarize + turn_prefix_messages + retained_tail
+    messages = [previous summary] + protected + messages_to_summarize + turn_prefix_messages + retained_tail
+
+    `protected` stays in front of the removed part (segment strategy: the first turn); else it is empty.
     """
 
     messages_to_summarize: Sequence[Message]
@@ -504,10 +507,19 @@ class CompactionPreparation:
     settings: CompactionSettings
     cut: CutPoint
     estimate: ContextEstimate
+    protected: Sequence[Message] = ()
+
+    @property
+    def kept(self) -> Sequence[Message]:
+        return [*self.protected, *self.retained_tail]
+
+    @property
+    def removed(self) -> Sequence[Message]:
+        return [*self.messages_to_summarize, *self.turn_prefix_messages]
 
     @property
     def tokens_kept(self) -> int:
-        return sum(m.tokens(self.settings.estimator) for m in self.retained_tail)
+        return sum(m.tokens(self.settings.estimator) for m in self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -562,6 +574,10 @@ def _file_operations(summary: Message | None, removed: Iterable[Message],
     for message in removed:
         if message.told:
             extract_file_ops_from_message(message, file_ops, repair=settings.repair)
+            if settings.repair and message.files is not None:  # the client's own file tools
+                file_ops.read |= message.files.read
+                file_ops.written |= message.files.written
+                file_ops.edited |= message.files.edited
     return file_ops
 
 

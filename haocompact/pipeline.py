@@ -238,6 +238,7 @@ class Compacted:
     planned: Planned
     plan: CompactionPreparation
     summary: Summary
+    checkpoint: Checkpoint
     output: bytes
     run: Run
     gone: Sequence[int]
@@ -272,13 +273,13 @@ def _rebuilt(source: Source, request: Request, planned: Planned, outcome: Compac
     kept = adapter.select(session, outcome)
     gone = _archived(adapter, session, outcome, kept)
     archiving = request.archive is not None
-    told = [m for m in (*outcome.messages_to_summarize, *outcome.turn_prefix_messages) if m.told]
+    told = [m for m in outcome.removed if m.told]
     hash, chars = _address(adapter, session, outcome, gone) if archiving else ("", 0)
     text = _full_summary(outcome, summary, request, CcrEntry(hash, len(told), chars) if archiving else None)
     tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
     if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
         return replace(skip, figures=skip.figures | ({"failed": summary.degraded} if summary.degraded else {}))
-    reads, edits = compute_file_lists(outcome.file_ops)
+    reads, edits = compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
     pieces = list(adapter.rebuild(session, outcome, kept, checkpoint))
     output = b"".join(_bytes_of(session.records, pieces))
@@ -286,7 +287,7 @@ def _rebuilt(source: Source, request: Request, planned: Planned, outcome: Compac
     run = _run(source, session, gone, hash, output)
     positions = {index: i for i, index in enumerate(gone)}
     lines = [positions[m.line - 1] for m in told if m.line - 1 in positions]
-    return Compacted(planned, outcome, summary, output, run, gone, tokens_after, lines, len(told), chars, request.archive)
+    return Compacted(planned, outcome, summary, checkpoint, output, run, gone, tokens_after, lines, len(told), chars, request.archive)
 
 
 def _archived(adapter: Format, session: Session, outcome: CompactionPreparation, kept: Sequence[int]) -> Sequence[int]:
@@ -313,7 +314,7 @@ def _address(adapter: Format, session: Session, outcome: CompactionPreparation,
 def _full_summary(outcome: CompactionPreparation, summary: Summary, request: Request, entry: CcrEntry | None) -> str:
     """Body, file lists, then one marker line per archived segment, oldest first."""
     body = sanitize_body(summary.body) if outcome.settings.repair else summary.body
-    text = body + format_file_operations(*compute_file_lists(outcome.file_ops))
+    text = body + format_file_operations(*compute_file_lists(outcome.file_ops, repair=outcome.settings.repair))
     earlier = parse_ccr_section(outcome.previous_summary or "")
     entries = [e for e in earlier if entry is None or e.hash != entry.hash]
     return with_ccr_section(text, [*entries, *([entry] if entry else [])], request.lang)
@@ -328,8 +329,7 @@ def _no_gain(outcome: CompactionPreparation, text: str, settings: CompactionSett
     """A result that does not shrink the context is no result."""
     if request.allow_growth or not settings.repair:
         return None
-    gone = (*outcome.messages_to_summarize, *outcome.turn_prefix_messages)
-    before = sum(m.tokens(settings.estimator) for m in gone) + _text_tokens(outcome.previous_summary or "", settings)
+    before = sum(m.tokens(settings.estimator) for m in outcome.removed) + _text_tokens(outcome.previous_summary or "", settings)
     after = _text_tokens(text, settings)
     if after < before:
         return None
@@ -354,7 +354,7 @@ def _check(adapter: Format, session: Session, outcome: CompactionPreparation, pi
         again = adapter.read(read(output), ReadOptions(repair=request.settings.repair))
     except TranscriptError as error:
         raise WriteError(f"self-check failed: the new transcript can't be read back: {error}") from error
-    expected = [_signature(m) for m in outcome.retained_tail if m.told]
+    expected = [_signature(m) for m in outcome.kept if m.told]
     summaries = [m for m in again.messages if m.kind == COMPACTION_SUMMARY]
     found = [_signature(m) for m in again.messages if m.told and m.kind != COMPACTION_SUMMARY]
     if len(summaries) != 1 or found != expected:
@@ -522,7 +522,7 @@ def _done(source: Source, result: Compacted | NoCompaction, output: str | None, 
         is_split_turn=plan.is_split_turn,
         summarized=sum(m.told for m in plan.messages_to_summarize),
         prefix=sum(m.told for m in plan.turn_prefix_messages),
-        kept=sum(m.told for m in plan.retained_tail),
+        kept=sum(m.told for m in plan.kept),
         tokens_before=plan.tokens_before,
         tokens_after=result.tokens_after,
         bytes_before=size,
@@ -532,8 +532,10 @@ def _done(source: Source, result: Compacted | NoCompaction, output: str | None, 
 
 
 def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None) -> Done:
-    """Compact into a file or a stream; None is a dry run. A skip passes the input through, byte for byte."""
+    """Compact into a file, a folder or a stream; None is a dry run. A skip passes the input through unchanged."""
     result = compact(source, request)
+    if isinstance(target, Path) and target.is_dir():
+        target = target / _file_name(source.path, result)
     if isinstance(result, NoCompaction):
         warning = record_skip(result, source.path, request) if target is not None else None
         _deliver(source.data, target)
@@ -542,6 +544,16 @@ def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None
         store(result)
         _deliver(result.output, target)
     return _done(source, result, _name(target), [])
+
+
+def _file_name(path: str, result: Compacted | NoCompaction) -> str:
+    """The name that the client looks for, where the result is a new session; else the input's own."""
+    name = "stdin.jsonl" if path == "-" else Path(path).name.removesuffix(".gz").removesuffix(".zst")
+    if isinstance(result, NoCompaction):
+        return name
+    session = result.planned.session
+    own = getattr(FORMATS[session.format], "file_name", None)
+    return (own(session, result.checkpoint) if own else None) or name
 
 
 def _deliver(data: Data, target: Path | IO[bytes] | None) -> None:

@@ -732,11 +732,13 @@ def in_place_refusal(session: Session) -> str | None:
     )
 
 
-def file_name(session: Session, checkpoint: Checkpoint) -> str:
-    """The name under which the client finds the shortened session (in sessions/YYYY/MM/DD of its home)."""
+def file_name(session: Session, checkpoint: Checkpoint) -> str | None:
+    """The name under which the client finds a session with a new id (in sessions/YYYY/MM/DD of its home)."""
     state: State = session.state
+    if not state.paginated:
+        return None
     moment = parse_time(state.meta.get("timestamp")) or state.moment
-    name = _new_id(session, checkpoint, "thread") if state.paginated else session.session_id
+    name = _new_id(session, checkpoint, "thread")
     return f"rollout-{moment.astimezone(UTC):%Y-%m-%dT%H-%M-%S}-{name}.jsonl"
 
 
