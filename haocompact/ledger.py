@@ -449,6 +449,7 @@ class Entry:
     weight: float = field(default=1.0, compare=False)
     key: str = field(default="", compare=False)
     seq: int = field(default=0, compare=False)
+    message: int = field(default=0, compare=False)
     gone: bool = field(default=False, compare=False)
     values: dict[str, str] = field(default_factory=dict, compare=False)
     stems: set[str] = field(default_factory=set, compare=False)
@@ -526,6 +527,7 @@ class Ledger:
         self._by_stem: dict[str, deque[Entry]] = {}
         self._floor: dict[tuple[str, str], float] = {}
         self._size: Counter[tuple[str, str]] = Counter()
+        self.message = 0
         self._seq = 0
         for entry in entries:
             self.put(entry, news=False)
@@ -576,6 +578,7 @@ class Ledger:
         """Add as it is; `news` may correct what stands there."""
         self._seq += 1
         entry.seq = self._seq
+        entry.message = self.message
         entry.key = entry.key or key_of(entry.kind, entry.text, entry.who)
         self._kinds.setdefault(entry.kind, []).append(entry)
         if entry.who == LATEST or entry.kind == ASKED:
@@ -589,7 +592,7 @@ class Ledger:
 
     def _index(self, entry: Entry, news: bool) -> None:
         said = Said(entry.text)
-        entry.values, entry.stems = said.values, said.stems
+        entry.values, entry.stems = said.values, said.stems - _CUE_STEMS
         self.seen.update(entry.values.keys())
         if news and entry.who in (USER, ASSISTANT):
             self._supersede(entry, said in CORRECTS)
@@ -599,12 +602,11 @@ class Ledger:
     def _supersede(self, entry: Entry, corrects: bool) -> None:
         if not (corrects or entry.values):
             return
-        near = Counter(old.seq for stem in entry.stems for old in self._by_stem.get(stem, ()))
-        by_seq = {old.seq: old for stem in entry.stems for old in self._by_stem.get(stem, ())}
-        for seq, shared in near.items():
-            old = by_seq[seq]
-            if not old.gone and (entry.who == USER or old.who in (ASSISTANT, TOOL)):
-                old.gone = _replaces(entry, old, shared, corrects)
+        near = {old.seq: old for stem in entry.stems for old in self._by_stem.get(stem, ())}
+        for old in near.values():
+            mine = entry.who == USER or old.who in (ASSISTANT, TOOL)
+            if mine and not old.gone and (old.message != entry.message or entry.message == 0):
+                old.gone = _replaces(entry, old, corrects)
 
     def _prune(self, kind: str, who: str) -> None:
         """Keep the best half of one kind, so that memory stays the same however long the input is."""
@@ -630,6 +632,7 @@ class Ledger:
 
 
 _AGING = frozenset((DONE, BLOCKED))
+_CUE_STEMS = frozenset(map(_stem, CORRECTS.words | {"says", "said", "longer", "mind", "reflection", "plan"}))
 
 
 def _gives_way(known: Entry, kind: str, who: str) -> bool:
@@ -639,19 +642,24 @@ def _gives_way(known: Entry, kind: str, who: str) -> bool:
     return known.gone
 
 
-def _replaces(new: Entry, old: Entry, shared: int, corrects: bool) -> bool:
-    """Does `new` give another value for what `old` is about?"""
+def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
+    """Does `new` give another value for what `old` is about?
+
+    It must be about the same: all words of the one in the other, or most of both. And the values must be of
+    one class; without values, a word of correction and one word that differs will do.
+    """
+    shared = len(new.stems & old.stems)
+    own, others = len(new.stems - old.stems), len(old.stems - new.stems)
     fresh = {c for v, c in new.values.items() if v not in old.values}
-    lost = {c for v, c in old.values.items() if v not in new.values}
-    names_old = any(v in old.values for v in new.values)
-    smaller, larger = sorted((len(new.stems), len(old.stems)))
-    alike = _same_class(fresh, set(old.values.values()) if names_old else lost)
-    if corrects:
-        if names_old and fresh and shared >= 2:
-            return True
-        enough = 2 * shared >= smaller and (shared >= 2 or smaller <= 2)
-        return enough and (alike or not fresh or not lost)
-    return shared >= 2 and shared == smaller and 5 * shared >= 3 * larger and alike
+    named = any(v in old.values for v in new.values)
+    alike = _same_class(fresh, {c for v, c in old.values.items() if named or v not in new.values})
+    if not corrects:
+        return alike and shared >= 2 and not (own and others) and 2 * shared >= 3 * max(own, others)
+    if not (new.values or old.values):
+        return shared >= 2 and own <= 1 and others <= 1
+    contained = shared >= 1 and not (own and others) and own <= 2 * shared + 1
+    mostly = shared >= 3 - named and 2 * others <= shared + named and own <= 2 * shared
+    return alike and (contained or mostly)
 
 
 def _same_class(some: set[str], others: set[str]) -> bool:
@@ -884,7 +892,6 @@ class Reader:
         self.ledger = ledger
         self.in_turn = False
         self.chars = 0
-        self._begun = False
         self._planned = False
         self._heard: Entry | None = None
         self._calls: dict[str | None, Call] = {}
@@ -895,9 +902,9 @@ class Reader:
     def read(self, message: Message) -> None:
         if message.hidden:
             return
-        if not self._begun:
-            self._begun = True
+        if not self.ledger.message:
             _fold_turn(self.ledger)
+        self.ledger.message += 1
         for part in message.parts:
             self.chars += _length(part)
             if isinstance(part, Text):

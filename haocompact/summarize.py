@@ -26,6 +26,7 @@ from haocompact.compaction import (
     Thinking,
     ToolCall,
     ToolResult,
+    compute_file_lists,
 )
 from haocompact.errors import SummaryError
 from haocompact.jsjson import file_order, stringify
@@ -294,6 +295,15 @@ def compact_context(plan: CompactionPreparation, summarizer: Summarizer, *, on_f
         if on_failure == "fail":
             raise SummaryError(reason) from error
         return Summary(degraded_body(plan, reason, lang), summarizer.name, reason)
+
+
+def summary_text(plan: CompactionPreparation, summary: Summary) -> str:
+    """The body and its file lists. The seed's degraded excerpt has none."""
+    repair = plan.settings.repair
+    if summary.degraded is not None and not repair:
+        return summary.body
+    body = sanitize_body(summary.body) if repair else summary.body
+    return body + format_file_operations(*compute_file_lists(plan.file_ops, repair=repair))
 
 
 def degraded_body(plan: CompactionPreparation, error: str, lang: str = "en") -> str:

@@ -27,6 +27,7 @@ from haocompact.compaction import (
     CompactionSettings,
     FileOperations,
     Message,
+    NoCompaction,
     ToolCall,
     compute_file_lists,
     estimate_context_tokens,
@@ -44,12 +45,14 @@ from haocompact.records import clean, read
 from haocompact.summarize import (
     Prompted,
     build_summary_prompt,
+    compact_context,
     format_file_operations,
     generate_summary,
     generate_turn_prefix_summary,
     mask_secrets,
     output_budget,
     serialize_conversation,
+    summary_text,
 )
 
 TEXT = Path(__file__).parents[2] / "shared" / "seeds" / "haocode-compaction.txt"
@@ -450,36 +453,26 @@ def test_budgets():
 
 
 # ----------------------------------------------------------------------------------- the whole thing
-def compacted(conversation, settings, summarize_fn, limit):
-    """The message list that `compact --compat seed --no-archive` writes; None when it skips."""
-    request = pipeline.Request(settings=settings, format="haocode", allow_growth=True,
-                               summarizer=Prompted("model", summarize_fn, limit))  # fmt: skip
-    result = pipeline.compact(pipeline.Source("-", lines_of(conversation)), request)
-    return [json.loads(line) for line in result.output.splitlines()] if isinstance(result, pipeline.Compacted) else None
-
-
 def compare_result(conversation, keep_recent, reserve, limit, answers):
-    if not conversation:
-        return None
+    """The seed's new list is ours: the summary's text, and the retained tail as it was."""
+    messages, old = both(conversation)
     settings, old_settings = make_settings(keep_recent, reserve)
     new_fn, old_fn = Asked(answers, SummaryError), Asked(answers, Failure)
-    _, old = both(conversation)
     expected = seed().compact_context(old, ModelConfig(limit), old_fn, old_settings)
-    got = compacted(conversation, settings, new_fn, limit)
-    assert new_fn.requests == old_fn.requests
+    plan = prepare_compaction(messages, settings)
     if expected is None:
-        assert got is None
+        assert isinstance(plan, NoCompaction)
         return None
-    summary, *tail = got
-    assert {k: summary[k] for k in ("role", "kind", "content")} == {
-        "role": expected[0].role, "kind": expected[0].kind, "content": clean(expected[0].content)}  # fmt: skip
-    assert tail == json.loads(json.dumps(conversation[len(conversation) - len(expected) + 1 :]))
-    return expected[0].content
+    text = summary_text(plan, compact_context(plan, Prompted("model", new_fn, limit)))
+    assert new_fn.requests == old_fn.requests
+    assert (expected[0].role, expected[0].kind, expected[0].content) == ("user", COMPACTION_SUMMARY, text)
+    assert list(map(id, plan.retained_tail)) == [id(m.twin) for m in expected[1:]]
+    return text
 
 
 @chosen(keep_recent=st.sampled_from(BUDGETS), reserve=st.sampled_from(RESERVES), limit=st.sampled_from(LIMITS),
         answers=st.lists(st.sampled_from(ANSWERS), min_size=2, max_size=2))  # fmt: skip
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=200)
 def test_compact_context(conversation, keep_recent, reserve, limit, answers):
     compare_result(conversation, keep_recent, reserve, limit, answers)
 
@@ -491,6 +484,29 @@ def test_compact_context_by_chance():
     ]
     for shape in ("(自动压缩：摘要生成失败 [", "No prior history.\n\n---", "**Turn Context (split turn):**", "<modified-files>"):
         assert sum(shape in (text or "") for text in texts) > 30, shape
+
+
+def written(conversation, settings, summarize_fn):
+    """The message list that `compact --compat seed --no-archive` writes; None when it skips."""
+    request = pipeline.Request(settings=settings, format="haocode", summarizer=Prompted("model", summarize_fn))
+    result = pipeline.compact(pipeline.Source("-", lines_of(conversation)), request)
+    return [json.loads(line) for line in result.output.splitlines()] if isinstance(result, pipeline.Compacted) else None
+
+
+def test_the_file_that_is_written_holds_the_seeds_list():
+    for rng, conversation in by_chance(400):
+        keep_recent, answers = rng.choice(BUDGETS[1:6]), rng.choices(ANSWERS, k=2)
+        settings, old_settings = make_settings(keep_recent)
+        old = both(conversation)[1]
+        expected = seed().compact_context(old, ModelConfig(), Asked(answers, Failure), old_settings)
+        got = written(conversation, settings, Asked(answers, SummaryError)) if conversation else None
+        if expected is None:
+            assert got is None
+            continue
+        summary, *tail = got
+        assert (summary["role"], summary["kind"], summary["content"]) == ("user", COMPACTION_SUMMARY, clean(expected[0].content))
+        assert tail == json.loads(json.dumps(conversation[len(conversation) - len(tail) :]))
+        assert len(tail) == len(expected) - 1
 
 
 # -------------------------------------------------------------------- what is not followed, one by one
@@ -524,7 +540,7 @@ def test_secrets_in_an_error_are_masked_where_the_seed_writes_them_out():
     error = "401 for https://u:p@host/v1?key=1, Authorization: Bearer abc"
     conversation = [{"role": "user", "content": "x" * 40}, {"role": "user", "content": "y" * 40}]
     settings, _ = make_settings(10)
-    summary, _ = compacted(conversation, settings, Asked([Failure(error)], SummaryError), 0)
+    summary, _ = written(conversation, settings, Asked([Failure(error)], SummaryError))
     assert f"[Summarization failed: {mask_secrets(error)}]" in summary["content"]
     assert "Bearer abc" not in summary["content"]
 

@@ -125,5 +125,5 @@ def select(session: Session, plan: CompactionPreparation) -> list[int]:
 
 def rebuild(session: Session, plan: CompactionPreparation, kept: Sequence[int],
             checkpoint: Checkpoint) -> Iterable[Piece]:  # fmt: skip
-    text = list_summary(checkpoint.summary, len(plan.retained_tail))
+    text = list_summary(checkpoint.summary, len(plan.kept))
     return rebuild_list(session, plan, kept, dump({"role": "user", "content": text}))

@@ -747,10 +747,11 @@ def select(session: Session, plan: CompactionPreparation) -> list[int]:
     state: State = session.state
     lines, removed_calls = _kept_lines(state, plan)
     start = _tail_start(state, min(lines)) if lines else len(session.records)
+    gap = range(plan.removed[0].line - 1, plan.retained_tail[0].line - 1) if plan.protected else ()
     chosen = [] if state.head is None else [state.head]
     for index in range(start, len(session.records) - ends_in_torn_line(session.records)):
         fate = state.fates[index]
-        if fate not in STAY or index in state.undone or (fate == MESSAGE and index not in lines):
+        if index in gap or fate not in STAY or index in state.undone or (fate == MESSAGE and index not in lines):
             continue
         if index not in state.calls or state.calls[index] not in removed_calls:
             chosen.append(index)
@@ -766,7 +767,7 @@ def _kept_lines(state: State, plan: CompactionPreparation) -> tuple[set[int], se
 
 def _kept(state: State, plan: CompactionPreparation) -> list[Item]:
     """Items of the kept messages, the notes behind the first of them, and every sealed compaction."""
-    tail = {id(message) for message in plan.retained_tail}
+    tail = {id(message) for message in plan.kept}
     places = [p for p, item in enumerate(state.items) if id(item.message) in tail]
     first = places[0] if places else len(state.items)
     return [

@@ -135,4 +135,4 @@ def select(session: Session, plan: CompactionPreparation) -> list[int]:
 def rebuild(session: Session, plan: CompactionPreparation, kept: Sequence[int],
             checkpoint: Checkpoint) -> Iterable[Piece]:  # fmt: skip
     line = {"role": "user", "kind": COMPACTION_SUMMARY, "content": checkpoint.summary}
-    return rebuild_list(session, plan, kept, dump(line | {"kept": len(plan.retained_tail)}))
+    return rebuild_list(session, plan, kept, dump(line | {"kept": len(plan.kept)}))

@@ -445,33 +445,36 @@ def select(session: Session, plan: CompactionPreparation) -> list[int]:
     """Header, latest settings, the kept part of the path with branches that hang on it, opaque lines there."""
     tree: Tree = session.state
     first = first_kept_entry(session, plan)
-    at = tree.path.index(first)
-    kept = {tree.header, *(e.index for e in _carried(tree, at)), *_tail(session, plan)}
-    ids = {e.id for e in tree.path[at:]}
+    entries = _kept_entries(session, plan)
+    kept = {tree.header, *(e.index for e in _carried(tree, entries[0])), *(e.index for e in entries)}
+    ids = {e.id for e in entries}
     on_path = {e.index for e in tree.path}
     for entry in tree.entries:
         if entry.index > first.index and entry.index not in on_path and entry.parent in ids:
             kept.add(entry.index)
             ids.add(entry.id)
     known = {e.index for e in tree.entries}
-    loose = (i for i in range(first.index + 1, len(session.records)) if i not in known)
-    kept.update(loose)
+    kept.update(i for i in range(first.index + 1, len(session.records)) if i not in known)
     if ends_in_torn_line(session.records):
         kept.discard(len(session.records) - 1)
     return sorted(kept)
 
 
-def _tail(session: Session, plan: CompactionPreparation) -> list[int]:
-    """Path entries that stay: from the first kept one on, older compactions left out."""
+def _kept_entries(session: Session, plan: CompactionPreparation) -> list[Entry]:
+    """Path entries that stay: protected ones, then from the first kept one on; old compactions left out."""
     tree: Tree = session.state
-    at = tree.path.index(first_kept_entry(session, plan))
-    return [e.index for e in tree.path[at:] if e.type != "compaction"]
+    tail = tree.path[tree.path.index(first_kept_entry(session, plan)) :]
+    front: Sequence[Entry] = ()
+    if plan.protected:
+        lines = [e.index + 1 for e in tree.path]
+        front = tree.path[lines.index(plan.protected[0].line) : lines.index(plan.removed[0].line)]
+    return [e for e in (*front, *tail) if e.type != "compaction"]
 
 
-def _carried(tree: Tree, at: int) -> list[Entry]:
-    """The latest of each setting on the path before the cut, so that a resume finds model and name."""
+def _carried(tree: Tree, first: Entry) -> list[Entry]:
+    """The latest of each setting on the path before what is kept, so that a resume finds model and name."""
     latest: dict[tuple[str, str], Entry] = {}
-    for entry in tree.path[:at]:
+    for entry in tree.path[: tree.path.index(first)]:
         if entry.type in CARRIED:
             latest.pop((entry.type, entry.key), None)
             latest[entry.type, entry.key] = entry
@@ -483,13 +486,13 @@ def rebuild(session: Session, plan: CompactionPreparation, kept: Sequence[int],
     """Header, settings, tail, then the compaction as the new leaf. Only parent links change in kept lines."""
     tree: Tree = session.state
     records = session.records
-    at = tree.path.index(first_kept_entry(session, plan))
-    chain = [e for e in (*_carried(tree, at), *tree.path[at:]) if e.index in set(kept)]
+    entries = _kept_entries(session, plan)
+    chain = [*_carried(tree, entries[0]), *entries]
     parents = {e.index: (chain[i - 1].id if i else None) for i, e in enumerate(chain)}
     for index in kept:
         yield _linked(records, tree, index, parents) if index in parents and tree.version > 1 else index
     last = chain[-1]
-    yield dump(_compaction(session, plan, checkpoint, kept, last)) + records.newline
+    yield dump(_compaction(session, entries[0], checkpoint, kept, last)) + records.newline
 
 
 def _linked(records: Records, tree: Tree, index: int, parents: Mapping[int, str | None]) -> Piece:
@@ -499,10 +502,9 @@ def _linked(records: Records, tree: Tree, index: int, parents: Mapping[int, str 
     return index, splice(records.raw(index), ("parentId",), dump(parent))
 
 
-def _compaction(session: Session, plan: CompactionPreparation, checkpoint: Checkpoint, kept: Sequence[int],
+def _compaction(session: Session, first: Entry, checkpoint: Checkpoint, kept: Sequence[int],
                 leaf: Entry) -> Json:  # fmt: skip
     tree: Tree = session.state
-    first = first_kept_entry(session, plan)
     moment = _last_time(session.records, kept)
     entry: Json = {"type": "compaction", "id": _new_id(tree, checkpoint), "parentId": leaf.id}
     entry |= {"timestamp": format_time(moment, milliseconds=1), "summary": checkpoint.summary}

@@ -280,16 +280,17 @@ def _mark_kept_usage(messages: Sequence[Message]) -> None:
 
 
 def select_list(session: Session, plan: CompactionPreparation) -> list[int]:
-    """Head, and every line from the first kept message on."""
+    """Head, protected messages, and every line from the first message of the tail on."""
     listing: Listing = session.state
     total = len(session.records) - ends_in_torn_line(session.records)
-    return [*listing.head, *range(plan.retained_tail[0].line - 1, total)]
+    front = range(plan.protected[0].line - 1, plan.removed[0].line - 1) if plan.protected else ()
+    return [*listing.head, *front, *range(plan.retained_tail[0].line - 1, total)]
 
 
 def rebuild_list(session: Session, plan: CompactionPreparation, kept: Sequence[int],
                  summary: bytes) -> Iterator[Piece]:  # fmt: skip
-    """Head, the summary's line, tail."""
-    first = plan.retained_tail[0].line - 1
+    """Head, the summary's line, what is kept."""
+    first = plan.kept[0].line - 1
     yield from (i for i in kept if i < first)
     yield summary + session.records.newline
     yield from (i for i in kept if i >= first)
