@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from haocompact.compaction import Image, Message, Shell, Text, Thinking, ToolCall, ToolResult, arguments_text
@@ -63,6 +64,11 @@ def _canonical(value: object) -> str:
 
 
 def _canonical_keys(keys: Iterable[str]) -> list[str]:
+    return _order(tuple(keys))
+
+
+@lru_cache(maxsize=1024)  # objects of few shapes, many times
+def _order(keys: tuple[str, ...]) -> list[str]:
     """Sorted; `__proto__` is left out, because assigning it to a JavaScript object makes no key."""
     return [key for key in canonical_order(keys) if key != "__proto__"]
 

@@ -224,9 +224,15 @@ def arguments_text(arguments: object) -> str:
 
 
 # -------------------------------------------------------------------------------------- settings
+FILE_TOOLS = (("read", "read"), ("write", "written"), ("edit", "edited"))
+
+
 @dataclass(frozen=True, slots=True)
 class CompactionSettings:
-    """pi's defaults. Tokens, except `tail_keep` (messages that the segment strategy protects)."""
+    """pi's defaults. Tokens, except `tail_keep` (messages that the segment strategy protects).
+
+    `file_tools`: (name of a tool, "read", "written" or "edited"); `file_keys`: arguments that may hold its path.
+    """
 
     enabled: bool = True
     reserve_tokens: int = 16384
@@ -236,6 +242,8 @@ class CompactionSettings:
     strategy: str = "keep-recent"
     tail_keep: int = 6
     repair: bool = True
+    file_tools: tuple[tuple[str, str], ...] = FILE_TOOLS
+    file_keys: tuple[str, ...] = ("path",)
 
 
 DEFAULT_COMPACTION_SETTINGS = CompactionSettings()
@@ -462,11 +470,8 @@ def _call_ids(message: Message) -> list[str]:
 
 
 # --------------------------------------------------------------------------------- file operations
-FILE_TOOLS = {"read": "read", "write": "written", "edit": "edited"}
-
-
 def extract_file_ops_from_message(message: Message, file_ops: FileOperations,
-                                  tools: dict[str, str] = FILE_TOOLS,
+                                  tools: Iterable[tuple[str, str]] = FILE_TOOLS,
                                   keys: Sequence[str] = ("path",), *, repair: bool = True) -> None:  # fmt: skip
     """Add the path of each read, write or edit call of an assistant message (repaired: or that a tool made)."""
     if message.role != "assistant" and not repair:
@@ -474,7 +479,7 @@ def extract_file_ops_from_message(message: Message, file_ops: FileOperations,
     for part in message.parts:
         if not isinstance(part, ToolCall) or not isinstance(part.arguments, dict):
             continue
-        kind = tools.get(part.name)
+        kind = dict(tools).get(part.name)
         path = next((v for k in keys if isinstance(v := part.arguments.get(k), str) and v), None)
         if kind and path:
             getattr(file_ops, kind).add(path)
@@ -573,7 +578,8 @@ def _file_operations(summary: Message | None, removed: Iterable[Message],
         file_ops = FileOperations(set(summary.files.read), set(summary.files.written), set(summary.files.edited))
     for message in removed:
         if message.told:
-            extract_file_ops_from_message(message, file_ops, repair=settings.repair)
+            extract_file_ops_from_message(message, file_ops, settings.file_tools, settings.file_keys,
+                                          repair=settings.repair)  # fmt: skip
             if settings.repair and message.files is not None:  # the client's own file tools
                 file_ops.read |= message.files.read
                 file_ops.written |= message.files.written

@@ -154,40 +154,51 @@ _STOP = _set(
     one ones up down out off per via because since while after before until really think know see say said put
     keep kept set don't can't doesn't isn't it's that's i'd i'll i've we're we'll let's there's what's day days"""
 )
-_NUMBERS = (
-    "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty sixty hundred "
-    "thousand million half twice once double triple quarterly weekly daily monthly monday tuesday wednesday "
-    "thursday friday saturday sunday weekend january february april june july august september october november "
-    "december"
+_NUMBERS = _set(
+    """two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty sixty hundred
+    thousand million half twice once double triple quarterly weekly daily monthly monday tuesday wednesday
+    thursday friday saturday sunday weekend january february april june july august september october november
+    december"""
 )
-_EDGE = r"(?<![\w./:@#$~-])"
-_VALUE = re.compile(
-    rf"{_EDGE}(?:(?P<num>[$€£~+-]?\d(?:[\w.,:%/+-]*[\w%])?)"
-    r"|(?P<id>https?://[^\s)>\]\"'`]+|[\w.~@/$-]*(?:[\d@]|/(?=\w))(?:[\w./:@%+~-]*[\w/])?)"
-    r"|(?P<code>\w*_\w+|[a-z]+[A-Z]\w*|[A-Z]\w*[A-Z]\w*|[A-Za-z]\w*\.\w[\w.]*\b)"
-    rf"|(?P<word>(?i:{_NUMBERS.replace(' ', '|')})s?\b)|(?P<name>[A-Z][a-z]\w*))",
-    re.A,
-)
+_TOKEN = re.compile(r"[\w$€£~@#%./:+?&=-]*[\w%]", re.A)
+_CODE_NAME = re.compile(r"\w*_\w|[a-z]+[A-Z]|[A-Z]\w*[A-Z]|\w+\.\w", re.A)
+_DIGIT = re.compile(r"[\d@]", re.A)
+_NUMBER = re.compile(r"[$€£~+-]?\d[\w.,:%+-]*$", re.A)
 _HAN = re.compile("[\u3400-\u9fff\u3040-\u30ff\uac00-\ud7af]+")
 _HAN_NUMBER = re.compile(
     "[零一二两三四五六七八九十百千万半]+(?:个|次|天|日|秒|分钟|小时|行|页|元|倍|层|周|月|年|条|台|份|种|人|号)|周[一二三四五六日]"
 )
 _HAN_STOP = re.compile("[的了是不要把成为在和请就都也还只别能会将我你他这那个上下用改换]")
 _WORD = re.compile(r"[a-z][a-z']+")
-_VALUE_WEIGHT = {"num": 0.9, "id": 0.9, "code": 0.5, "word": 0.6, "name": 0.4}
+_VALUE_WEIGHT = {"num": 0.9, "id": 0.9, "path": 0.6, "code": 0.5, "word": 0.6, "name": 0.4}
 
 
 def values_of(text: str) -> dict[str, str]:
-    """The exact tokens of a sentence, lower case, each with its class: num, id, code, word or name."""
-    found = {m.group().rstrip(".:").lower(): m.lastgroup or "" for m in _VALUE.finditer(text) if _stands(m)}
+    """The exact tokens of a sentence, lower case, each with its class: num, path, id, code, word or name."""
+    found: dict[str, str] = {}
+    for token in _TOKEN.findall(text):
+        if token.islower() and token.isalpha() and token not in _NUMBERS:
+            continue
+        kind = _class_of(token)
+        if kind and (kind != "name" or not text.startswith(token)):
+            found[token.strip(".:-").lower()] = kind
     if not text.isascii():
         found.update(dict.fromkeys(_HAN_NUMBER.findall(text), "num"))
     return found
 
 
-def _stands(match: re.Match[str]) -> bool:
-    """A capital at the start of a sentence is no name."""
-    return match.lastgroup != "name" or match.start() > 0
+def _class_of(token: str) -> str:
+    if token.isalpha():
+        if token.lower() in _NUMBERS or token[:-1].lower() in _NUMBERS:
+            return "word"
+        return ("name" if token[1:].islower() else "code") if len(token) > 1 else ""
+    if _NUMBER.match(token):
+        return "num"
+    if "/" in token.strip("/"):
+        return "path"
+    if _DIGIT.search(token):
+        return "id"
+    return "code" if _CODE_NAME.match(token) else "name" if token[:1].isupper() else ""
 
 
 class Said:
@@ -499,10 +510,18 @@ def line_of(entry: Entry) -> str:
     return f"{section.bullet}{tag}{entry.text}"
 
 
+def shape_of(line: str) -> str:
+    """A line without what changes from one output to the next."""
+    return _VARYING.sub("0", line)
+
+
+_VARYING = re.compile(r"'[^']{0,80}'|\b[0-9a-f]{7,40}\b|\d[0-9a-f.:-]*")
+
+
 def key_of(kind: str, text: str, who: str) -> str:
     """What makes two entries the same: the command, the file, the words; of an output, all but its figures."""
     if who == TOOL and kind in (FACT, AROUND):
-        return "`" + re.sub(r"\d+", "0", text)
+        return "`" + shape_of(text)
     if kind in (DONE, BLOCKED, EARLY):
         command, edited = _COMMAND.match(text), _EDITED.match(text)
         if command:
@@ -632,7 +651,7 @@ class Ledger:
 
 
 _AGING = frozenset((DONE, BLOCKED))
-_CUE_STEMS = frozenset(map(_stem, CORRECTS.words | {"says", "said", "longer", "mind", "reflection", "plan"}))
+_CUE_STEMS = frozenset(map(_stem, CORRECTS.words | {"longer", "mind", "reflection", "plan", "way", "forget"}))
 
 
 def _gives_way(known: Entry, kind: str, who: str) -> bool:
@@ -651,19 +670,19 @@ def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
     shared = len(new.stems & old.stems)
     own, others = len(new.stems - old.stems), len(old.stems - new.stems)
     fresh = {c for v, c in new.values.items() if v not in old.values}
-    named = any(v in old.values for v in new.values)
+    named = any(v in old.values or (c == "name" and v in old.text.lower()) for v, c in new.values.items())
     alike = _same_class(fresh, {c for v, c in old.values.items() if named or v not in new.values})
     if not corrects:
         return alike and shared >= 2 and not (own and others) and 2 * shared >= 3 * max(own, others)
     if not (new.values or old.values):
-        return shared >= 2 and own <= 1 and others <= 1
+        return shared >= 2 and max(own, others) <= shared // 2 + 1 - (shared == 2)
     contained = shared >= 1 and not (own and others) and own <= 2 * shared + 1
     mostly = shared >= 3 - named and 2 * others <= shared + named and own <= 2 * shared
-    return alike and (contained or mostly)
+    return (alike and (contained or mostly)) or (named and contained and not others)
 
 
 def _same_class(some: set[str], others: set[str]) -> bool:
-    exact = {"id", "code", "name"}
+    exact = {"id", "path", "code", "name"}
     return bool(some & others or (some & exact and others & exact))
 
 
@@ -773,6 +792,7 @@ POOLS = (
     Pool(0.10, (EARLY,), _ANYONE),
     Pool(0.10, (AROUND,), _ANYONE),
 )
+WORTH = 2.5  # entries of less are not used to fill up what room is left
 SPARE = 700  # below this budget there is no room for "(none)"
 _Ranked = tuple[float, int, Entry]
 
@@ -788,7 +808,8 @@ def fit(ledger: Ledger, budget: int) -> Ledger:
         room -= _take(ranked, min(room, int(pool.share * budget)), chosen)
     room -= _take(scored[0], room, chosen)
     room -= _take(_ranked(WORK, entries, ledger.seen), min(room, int(WORK.share * budget)), chosen)
-    _take(sorted((x for ranked in scored for x in ranked), key=lambda x: (-x[0], -x[1])), room, chosen)
+    worth = (x for ranked in scored for x in ranked if x[0] >= WORTH)
+    _take(sorted(worth, key=lambda x: (-x[0], -x[1])), room, chosen)
     kept = [e for e in entries if e.seq in chosen]
     return Ledger(kept, ledger.left_out + len(entries) - len(kept))
 
@@ -1074,7 +1095,7 @@ class Reader:
         if len(self._outputs) > 5000:
             self._outputs.clear()
         self._outputs[hash(text)] = None
-        found = plain_lines(without_injected(text))
+        found = plain_lines(without_injected(text) if "<system-" in text else text)
         common = min(1.5, math.log2(len(found) + 1) / 4)  # one plain line among code or logs tells more than a page
         for weight, line in sorted(found, key=lambda p: -p[0])[:6]:
             if not besides or besides not in line:
@@ -1084,7 +1105,7 @@ class Reader:
         """How often a line of this shape was seen: `Checked 12 files in 14 ms.` is routine."""
         if len(self._shapes) > 50_000:
             self._shapes.clear()
-        shape = hash(re.sub(r"\d+", "0", line))
+        shape = hash(shape_of(line))
         self._shapes[shape] += 1
         return 0.7 * min(4, self._shapes[shape] - 1)
 
@@ -1138,6 +1159,9 @@ _ERROR = re.compile(
 _PLACE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _TALLY = re.compile(r"\b\d+ (?:passed|failed|errors?|tests?|examples?|skipped|warnings?)\b[^\n]{0,80}", re.I)
 _COMMITTED = re.compile(r"^\[([^\]\n]{1,80})\] (.{1,120})$", re.M)
+_FIGURE = re.compile(r"\d(?!\d*(?:[:\t→|-]|\. ))")  # not the number of a line or of a list's item
+_CODE_ENDS = frozenset(",({[=+&")
+_LISTED = re.compile(r"\d{1,2}[.)] |[0-9a-f]{7,10} ")
 _NUMBERED = re.compile(r"\s*\d+(?:→|\t|: ?| ?[|│] ?|-+ )")
 _PLAIN = re.compile(r"(?:[-*•>#/!]{1,3} )?(?:\[\w+\] )?[A-Za-z$~\d\u3040-\u9fff\uac00-\ud7af][^{}<>|;\\]{5,}$")
 _PATHS = ("path", "file_path", "filename", "notebook_path", "target_file", "file")
@@ -1173,7 +1197,8 @@ def call_of(name: str, arguments: Mapping[str, object]) -> Call:
     text = next((v for n in ("input", "patch") if isinstance(v := arguments.get(n), str)), "")
     if isinstance(command, list):
         command = str(command[-1]) if command else ""
-    patched = _PATCHED.search(text[:4000] or str(command)[:4000])
+    source = text or str(command)
+    patched = _PATCHED.search(source[:4000]) if "*** " in source[:4000] else None
     if patched or (path and (_EDITS.search(name) or command in ("create", "str_replace", "insert"))):
         target = cut(clean(patched[1] if patched else path).replace("`", "'"), 200)
         return Call(f"{name} {target}", path=target)
@@ -1194,7 +1219,7 @@ def signature(label: str) -> str:
 
 
 def _exit_code(text: str) -> int | None:
-    codes = _EXIT.findall(text)
+    codes = _EXIT.findall(text) if "xit" in text or "eturn" in text else ()
     return int(codes[-1]) if codes else None
 
 
@@ -1228,19 +1253,27 @@ def _outcome(command: str, text: str) -> str:
 
 
 def plain_lines(text: str) -> list[tuple[float, str]]:
-    """(weight, line) of the lines of an output that state something in plain words."""
+    """(weight, line) of the lines of an output that state something in plain words.
+
+    Of a long output only lines with a figure are looked at: it is code, a log or a page that can be read again.
+    """
     if len(text) > 2 * WINDOW:
         text = text[:WINDOW] + "\n" + text[-WINDOW:]
-    lines = (x for x in text.split("\n") if 12 <= len(x) <= 400 and (x.count(" ") >= 4 or not x.isascii()))
-    found = []
-    for line in lines:
-        numbered = _NUMBERED.match(line)
-        line = (line[numbered.end() :] if numbered else line).strip()
-        if _PLAIN.match(line) and (line.count(" ") >= 4 or _HAN.search(line)):
-            weight = judge_tool(line)
-            if weight >= 2.5:
-                found.append((weight, line))
-    return found
+    lines = [x for x in text.split("\n") if 12 <= len(x) <= 400 and (x.count(" ") >= 3 or not x.isascii())]
+    if len(text) > 3000:
+        lines = [x for x in lines if _FIGURE.search(x)]
+    return [(weight, line) for line, weight in map(_plain, lines) if weight >= 1.5]
+
+
+def _plain(raw: str) -> tuple[str, float]:
+    numbered = _NUMBERED.match(raw)
+    line = (raw[numbered.end() :] if numbered else raw).strip()
+    if not _PLAIN.match(line) or line[-1] in _CODE_ENDS or not looks_like_prose(line):
+        return line, 0.0
+    if line.count(" ") < 3 and not _HAN.search(line):
+        return line, 0.0
+    listed = _LISTED.match(line)
+    return line, judge_tool(line[listed.end() :] if listed else line) - 0.9 * bool(listed)
 
 
 # ------------------------------------------------------------------------------------- the summarizer

@@ -206,10 +206,17 @@ def load(source: Source, request: Request) -> tuple[Session, tuple[str, ...]]:
 def plan(source: Source, request: Request) -> Planned:
     """The decision of one transcript, for every command."""
     session, mixed = load(source, request)
-    settings = request.settings
+    settings = _settings_for(session, request.settings)
     outcome = prepare_compaction(session.messages, settings)
     estimate = estimate_context_tokens(session.messages, settings.estimator)
     return Planned(source.path, session, outcome, estimate, settings, mixed)
+
+
+def _settings_for(session: Session, settings: CompactionSettings) -> CompactionSettings:
+    """The names that this client gives its file tools."""
+    adapter = FORMATS[session.format]
+    tools, keys = getattr(adapter, "FILE_TOOLS", None), getattr(adapter, "FILE_KEYS", settings.file_keys)
+    return replace(settings, file_tools=tuple(tools.items()), file_keys=keys) if tools and settings.repair else settings
 
 
 def explain(planned: Planned) -> Diagnosis:

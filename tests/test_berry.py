@@ -203,7 +203,7 @@ def test_ranges_hide_events_of_any_type():
     log = make_log(random.Random(3), 3, masks=False)
     first_end = next(e["seq"] for e in log if e["type"] == "turn/end")
     log[-1]["surfaceOp"] = {"op": "replace", "start": 0, "end": first_end}
-    assert min(m.line for m in load(lines(log)).messages) == first_end + 2
+    assert min(m.line for m in load(lines(log)).messages) > first_end + 1
     log[-1]["surfaceOp"] = {"op": "replace", "start": "0", "end": None}
     assert min(m.line for m in load(lines(log)).messages) == 1
 

@@ -273,7 +273,7 @@ def compare_cuts(conversation, keep_recent):
 
 
 @chosen(keep_recent=st.sampled_from(BUDGETS))
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=100)
 def test_cuts(conversation, keep_recent):
     compare_cuts(conversation, keep_recent)
 
@@ -306,7 +306,7 @@ def compare_preparation(conversation, keep_recent):
 
 
 @chosen(keep_recent=st.sampled_from(BUDGETS))
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=100)
 def test_prepare_compaction(conversation, keep_recent):
     compare_preparation(conversation, keep_recent)
 
@@ -350,7 +350,7 @@ def compare_files(conversation):
 
 
 @chosen()
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=100)
 def test_file_operations(conversation):
     compare_files(conversation)
 
@@ -367,7 +367,7 @@ def compare_text(conversation):
 
 
 @chosen()
-@hypothesis_settings(max_examples=500)
+@hypothesis_settings(max_examples=100)
 def test_serialize_conversation(conversation):
     compare_text(conversation)
 
@@ -437,7 +437,7 @@ def compare_requests(conversation, reserve, limit, previous, answer):
 
 @chosen(reserve=st.integers(0, 10**6), limit=st.one_of(st.sampled_from(LIMITS), st.integers(-5, 10**6)),
         previous=st.one_of(st.none(), st.text(max_size=30)), answer=st.one_of(st.sampled_from(ANSWERS), st.text(max_size=20)))  # fmt: skip
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=100)
 def test_requests(conversation, reserve, limit, previous, answer):
     compare_requests(conversation, reserve, limit, previous, answer)
 
@@ -472,7 +472,7 @@ def compare_result(conversation, keep_recent, reserve, limit, answers):
 
 @chosen(keep_recent=st.sampled_from(BUDGETS), reserve=st.sampled_from(RESERVES), limit=st.sampled_from(LIMITS),
         answers=st.lists(st.sampled_from(ANSWERS), min_size=2, max_size=2))  # fmt: skip
-@hypothesis_settings(max_examples=200)
+@hypothesis_settings(max_examples=100)
 def test_compact_context(conversation, keep_recent, reserve, limit, answers):
     compare_result(conversation, keep_recent, reserve, limit, answers)
 

@@ -111,10 +111,21 @@ class Event:
 
 @dataclass(slots=True)
 class Log:
-    """All events in file order. `hidden`, by position in `events`: an older range covers it."""
+    """All events in file order. `hidden`, by position in `events`: an older range covers it.
+
+    `entries` remembers what series of messages (by the records they begin at) hash to.
+    """
 
     events: list[Event]
     hidden: bytearray = field(default_factory=bytearray)
+    entries: dict[tuple[int, ...], CcrEntry] = field(default_factory=dict)
+
+    def entry(self, messages: Sequence[Projected]) -> CcrEntry:
+        """Hash and size of a segment of these messages."""
+        key = tuple(m.events[0].index for m in messages)
+        if key not in self.entries:
+            self.entries[key] = ccr.ccr_entry(m.form for m in messages)
+        return self.entries[key]
 
     def span(self, first: int, last: int) -> list[Event]:
         """The events with `first <= seq <= last`."""
@@ -484,7 +495,8 @@ def projected(session: Session, messages: Iterable[Message]) -> list[Json]:
 
 def address(session: Session, plan: CompactionPreparation) -> tuple[str, int]:
     """(hash, UTF-16 units) of all that the plan hides, by berry's own rule: the marker's."""
-    entry = ccr.ccr_entry(m.form for m in _removed(session, plan))
+    log: Log = session.state
+    entry = log.entry(_removed(session, plan))
     return entry.hash, int(entry.chars)
 
 
@@ -562,7 +574,7 @@ def segments(session: Session, plan: CompactionPreparation) -> list[Hidden]:
     for first, last in ranges:
         start, stop = log.events[first].seq, log.events[last].seq
         inside = gone[bisect_left(seqs, start) : bisect_right(seqs, stop)]
-        found.append(Hidden(first, last, inside, ccr.ccr_entry(m.form for m in inside)))
+        found.append(Hidden(first, last, inside, log.entry(inside)))
     return found
 
 

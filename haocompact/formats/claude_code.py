@@ -720,11 +720,14 @@ def _tail(session: Session, plan: CompactionPreparation) -> list[Node]:
     context: list[Node] = session.state.context
     if not plan.retained_tail:
         return []
-    first = plan.retained_tail[0].line - 1
-    start = next(i for i, node in enumerate(context) if node.index == first)
+    places = {node.index: i for i, node in enumerate(context)}
+    start = places[plan.retained_tail[0].line - 1]
     if context[start].role == "toolResult":
-        raise TranscriptError("the kept part would begin with a tool result", line=first + 1)
-    return [n for n in context[start:] if n.type != "progress"]
+        raise TranscriptError("the kept part would begin with a tool result", line=plan.retained_tail[0].line)
+    front: Sequence[Node] = ()
+    if plan.protected:
+        front = context[places[plan.protected[0].line - 1] : places[plan.removed[0].line - 1]]
+    return [n for n in (*front, *context[start:]) if n.type != "progress"]
 
 
 def _cut(session: Session, tail: Sequence[int]) -> int:

@@ -1,0 +1,66 @@
+# make run    compact a sample from end to end: plan, compact, summary, and the original back
+# make test   all tests                make lint    style and types
+# make check  lint and test            make readme  refresh the generated parts of README.md
+# Everything happens in .venv; PYTHON names another interpreter (3.11 or newer).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SAMPLE := samples/pi/weather-station.jsonl
+HAOCOMPACT := $(BIN)/python -m haocompact
+
+# A folder that was moved or copied carries an environment that points to the old place.
+ifneq ($(shell cat $(VENV)/place 2>/dev/null),$(CURDIR))
+MOVED := moved
+endif
+
+.DEFAULT_GOAL := run
+.PHONY: run test lint check readme clean moved
+
+run: $(VENV)/installed
+	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	export HAOCOMPACT_ARCHIVE="$$folder/archive.db" HAOCOMPACT_LOG="$$folder/log" HAOCOMPACT_CONFIG="$$folder/none"; \
+	echo '$$ haocompact plan --keep-recent 2000 $(SAMPLE)'; \
+	$(HAOCOMPACT) plan --keep-recent 2000 $(SAMPLE); \
+	echo; echo '$$ haocompact compact --keep-recent 2000 $(SAMPLE) -o compacted.jsonl'; \
+	$(HAOCOMPACT) compact --keep-recent 2000 $(SAMPLE) -o "$$folder/compacted.jsonl"; \
+	echo; echo 'The summary, the last line of compacted.jsonl:'; echo; \
+	tail -n 1 "$$folder/compacted.jsonl" | $(BIN)/python -c 'import json; print(json.loads(input())["summary"])'; \
+	echo; echo '$$ haocompact retrieve --restore compacted.jsonl -o original.jsonl'; \
+	$(HAOCOMPACT) retrieve --restore "$$folder/compacted.jsonl" -o "$$folder/original.jsonl"; \
+	$(BIN)/python -c 'import hashlib, pathlib, sys; \
+	a, b = (hashlib.sha256(pathlib.Path(p).read_bytes()).hexdigest() for p in sys.argv[1:]); \
+	print(f"{a}  {sys.argv[1]}\n{b}  original.jsonl"); sys.exit(a != b and "the two differ")' \
+	$(SAMPLE) "$$folder/original.jsonl"; \
+	echo 'The original is back, byte for byte.'
+
+test: $(VENV)/tested
+	@$(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/tested
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m ruff format --check .
+	@$(BIN)/python -m mypy
+
+check: lint test
+
+readme: $(VENV)/installed
+	@$(BIN)/python tests/readme.py
+
+clean:
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find haocompact tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/installed: pyproject.toml $(MOVED)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " \
+	+ sys.version.split()[0] + ": make PYTHON=python3.12 names another")'
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) install --upgrade 'pip>=25.1'
+	@$(PIP) install --editable .
+	@printf %s '$(CURDIR)' > $(VENV)/place
+	@touch $@
+
+$(VENV)/tested: $(VENV)/installed
+	@$(PIP) install --editable . --group dev
+	@touch $@
