@@ -48,6 +48,7 @@ class OnFailure(StrEnum):
 
 class Strategy(StrEnum):
     keep_recent = "keep-recent"
+    segment = "segment"
 
 
 class SummarizerName(StrEnum):
@@ -65,6 +66,7 @@ Reserve = Annotated[int, typer.Option(min=0, envvar="HAOCOMPACT_RESERVE", help="
 Window = Annotated[int, typer.Option(min=0, envvar="HAOCOMPACT_WINDOW", help="Context window of the model, in tokens.")]
 EstimatorName = Annotated[str, typer.Option("--estimator", envvar="HAOCOMPACT_ESTIMATOR", help="cjk, chars, or tiktoken[:ENCODING].")]
 StrategyOption = Annotated[Strategy, typer.Option("--strategy", help="How the removed part is chosen.")]
+TailKeep = Annotated[int, typer.Option("--tail-keep", min=1, help="Messages that --strategy segment protects at the end.")]
 CompatOption = Annotated[Compat, typer.Option("--compat", help="seed: follow the original system to the letter, its faults included.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a transcript, a line each.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit 3 when nothing would be compacted.")]
@@ -98,6 +100,7 @@ def plan(
     format: FormatOption = None,
     leaf: Leaf = None,
     strategy: StrategyOption = Strategy.keep_recent,
+    tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
     turns: Annotated[bool, typer.Option("--turns", help="One row a turn instead of a message.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="All rows; long sessions are folded otherwise.")] = False,
@@ -108,7 +111,7 @@ def plan(
     """Show where a transcript would be cut: each message, its tokens, what goes and what stays."""
     from haocompact import show
 
-    settings = _settings(keep_recent, reserve, window, estimator, compat)
+    settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
     found: list[bool] = []
 
     def one(source: Source, request: Request) -> None:
@@ -138,8 +141,11 @@ def compact(
     format: FormatOption = None,
     leaf: Leaf = None,
     strategy: StrategyOption = Strategy.keep_recent,
+    tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
     if_needed: Annotated[bool, typer.Option("--if-needed", help="Only when the context is past window - reserve.")] = False,
+    cooldown: Annotated[float, typer.Option(min=0, help="With --if-needed: seconds since this transcript's last compaction.")] = 0,
+    range_: Annotated[str | None, typer.Option("--range", help="FIRST..LAST line inside the planned range (--strategy segment).", show_default=False)] = None,
     summarizer: Annotated[SummarizerName | None, typer.Option(help="extract (the default: offline), command, or excerpt.", show_default=False)] = None,
     command: Annotated[str | None, typer.Option(help="A program that gets the prompt on stdin and prints the summary.", show_default=False)] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that --command may take.")] = 600.0,
@@ -159,11 +165,12 @@ def compact(
     quiet: Quiet = False,
 ) -> None:
     """Replace the old part of a transcript by a summary; a skip passes the input through unchanged."""
-    settings = _settings(keep_recent, reserve, window, estimator, compat)
+    settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
     chosen = _summarizer(summarizer, command, timeout, summarizer_max_tokens, instructions, lang)
     request = _request(settings, format, leaf, summarizer=chosen, on_failure=on_failure.value, lang=lang.value,
                        archive=None if no_archive else archive or _archive_path(), log=log or _log_path(),
-                       if_needed=if_needed, allow_growth=allow_growth)  # fmt: skip
+                       if_needed=if_needed, cooldown=cooldown, lines=_line_range(range_, strategy),
+                       allow_growth=allow_growth)  # fmt: skip
     where = _one_target(output, output_dir, in_place, dry_run)
     if where == "stdout" and as_json and not dry_run:
         raise UsageError("--json goes with -o, --output-dir, --in-place or --dry-run: stdout carries the transcript")
@@ -182,6 +189,7 @@ def diag(
     format: FormatOption = None,
     leaf: Leaf = None,
     strategy: StrategyOption = Strategy.keep_recent,
+    tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
     if_needed: Annotated[bool, typer.Option("--if-needed", help="Take the trigger into account.")] = False,
     log: LogOption = None,
@@ -196,7 +204,7 @@ def diag(
     from haocompact import diag as lines
     from haocompact import pipeline, show
 
-    settings = _settings(keep_recent, reserve, window, estimator, compat)
+    settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
     request = _request(settings, format, leaf, log=log or _log_path(), if_needed=if_needed)
     found: list[bool] = []
 
@@ -260,11 +268,22 @@ def retrieve(
 
 # --------------------------------------------------------------------------------------- helpers
 def _settings(keep_recent: int = 20000, reserve: int = 16384, window: int = 200_000, estimator: str = "cjk",
-              compat: Compat = Compat.repaired) -> CompactionSettings:  # fmt: skip
+              compat: Compat = Compat.repaired, strategy: Strategy = Strategy.keep_recent,
+              tail_keep: int = 6) -> CompactionSettings:  # fmt: skip
     from haocompact.compaction import CompactionSettings
 
     return CompactionSettings(keep_recent_tokens=keep_recent, reserve_tokens=reserve, context_window=window,
-                              estimator=_estimator(estimator), repair=compat is Compat.repaired)  # fmt: skip
+                              estimator=_estimator(estimator), repair=compat is Compat.repaired,
+                              strategy=strategy.value, tail_keep=tail_keep)  # fmt: skip
+
+
+def _line_range(text: str | None, strategy: Strategy) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, dots, last = text.partition("..")
+    if strategy is not Strategy.segment or not (dots and first.isdigit() and last.isdigit()):
+        raise UsageError("--range is FIRST..LAST and goes with --strategy segment")
+    return int(first), int(last)
 
 
 def _estimator(name: str) -> Estimator:
@@ -297,7 +316,7 @@ def _summarizer(name: SummarizerName | None, command: str | None, timeout: float
     if name is SummarizerName.command and command is None:
         raise UsageError("--summarizer command needs --command")
     if command is not None:
-        return Prompted("command", Command(command, timeout), max_tokens, focus)
+        return Prompted("command", Command(command, timeout), max_tokens, focus, lang.value)
     return Excerpt(lang.value) if name is SummarizerName.excerpt else Extract()
 
 

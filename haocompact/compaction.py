@@ -563,14 +563,14 @@ def prepare_compaction(messages: Sequence[Message],
         is_split_turn=cut.is_split_turn,
         tokens_before=estimate.tokens,
         previous_summary=(previous or None) if settings.repair else previous,
-        file_ops=_file_operations(summary, (*history, *prefix), settings),
+        file_ops=file_operations(summary, (*history, *prefix), settings),
         settings=settings,
         cut=cut,
         estimate=estimate,
     )
 
 
-def _file_operations(summary: Message | None, removed: Iterable[Message],
+def file_operations(summary: Message | None, removed: Iterable[Message],
                      settings: CompactionSettings) -> FileOperations:  # fmt: skip
     """Files named by the removed calls, and (R3) by the compactions before."""
     file_ops = FileOperations()

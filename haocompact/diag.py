@@ -113,7 +113,7 @@ def diagnose(messages: Sequence[Message], settings: CompactionSettings,
 
 def _explain_plan(plan: CompactionPreparation) -> str:
     removed = sum(m.told for m in (*plan.messages_to_summarize, *plan.turn_prefix_messages))
-    return (f"{removed} messages would be summarised and {len(plan.retained_tail)} kept "
+    return (f"{removed} messages would be summarised and {len(plan.kept)} kept "
             f"(about {plan.tokens_kept} tokens).")  # fmt: skip
 
 
@@ -144,7 +144,11 @@ _EXPLAIN: dict[str, Callable[[Figures], str]] = {
         "not more: nothing would be gained."
     ),
     "cooldown": lambda f: f"The last compaction was {f['seconds']} s ago, less than the cooldown of {f['cooldown']} s.",
-    "no_segment": lambda f: (
+    "segment_too_short": lambda f: (
+        f"{f['msgs']} messages: the first turn, one message and the last {f['tail_keep']} are the least."
+    ),
+    "segment_one_turn": lambda f: "There is only one turn, and the first turn is protected.",
+    "segment_empty": lambda f: (
         f"Between the first turn and the last {f['tail_keep']} messages there is no whole segment to compact."
     ),
 }
@@ -156,6 +160,8 @@ def _total(figures: Figures) -> int:
 
 
 def _suggest(messages: Sequence[Message], settings: CompactionSettings, skip: NoCompaction) -> list[str]:
+    if skip.sub in ("segment_too_short", "segment_one_turn", "segment_empty"):
+        return ["--strategy keep-recent", "a smaller --tail-keep"]
     if skip.branch == "nothing_to_summarize":
         largest = largest_keep_recent(messages, settings)
         if largest is not None:
@@ -165,7 +171,6 @@ def _suggest(messages: Sequence[Message], settings: CompactionSettings, skip: No
         "below_trigger": ["leave out --if-needed", "give the real --window of the model"],
         "no_gain": ["a smaller --keep-recent summarises more at once", "--allow-growth writes it all the same"],
         "cooldown": ["wait, or leave out --cooldown"],
-        "no_segment": ["--strategy keep-recent", "a smaller --tail-keep"],
     }.get(skip.branch, ["there is nothing to compact and that is right"])
 
 

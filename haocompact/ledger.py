@@ -60,10 +60,10 @@ _ASSIGNED = re.compile(
 _CODE_VALUE = re.compile(
     r"[$<{(\[*%]|.*[(\[{]|(?:none|null|true|false|str|string|undefined|required|optional)\b", re.I
 )
-_SECRET_HINT = re.compile(
-    r"pass|pwd|secret|token|key|bearer|basic|://|akia|aiza|eyj|[spr]k[-_]|gh[opsur]_|xox|npm_|hf_|glpat|github_pat"
-    r"|密码|口令|密钥",
-    re.I,
+_SECRET_HINTS = (
+    *("pass", "pwd", "secret", "token", "key", "bearer", "basic", "://", "akia", "aiza", "eyj", "sk-", "sk_", "pk_"),
+    *("rk_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat", "xox", "npm_", "hf_", "glpat", "pk-", "rk-"),
+    *("密码", "口令", "密钥"),
 )
 
 
@@ -88,7 +88,8 @@ def _clean_once(text: str) -> str:
         text = _TITLE.sub("", text)
     tag = _TAG.match(text)
     text = text[tag.end() :] if tag else text
-    return mask_secrets(text).strip() if _SECRET_HINT.search(text) else text
+    low = text.lower()
+    return mask_secrets(text).strip() if any(h in low for h in _SECRET_HINTS) else text
 
 
 def mask_secrets(text: str) -> str:
@@ -163,6 +164,7 @@ _NUMBERS = _set(
 _TOKEN = re.compile(r"[\w$€£~@#%./:+?&=-]*[\w%]", re.A)
 _CODE_NAME = re.compile(r"\w*_\w|[a-z]+[A-Z]|[A-Z]\w*[A-Z]|\w+\.\w", re.A)
 _DIGIT = re.compile(r"[\d@]", re.A)
+_STARTS = re.compile(r"(?:^|[.:!?] |^[\w' ]{2,20}, )[\"'(]*([A-Z]\w*)", re.A)  # a capital there is no name
 _NUMBER = re.compile(r"[$€£~+-]?\d[\w.,:%+-]*$", re.A)
 _HAN = re.compile("[\u3400-\u9fff\u3040-\u30ff\uac00-\ud7af]+")
 _HAN_NUMBER = re.compile(
@@ -180,8 +182,12 @@ def values_of(text: str) -> dict[str, str]:
         if token.islower() and token.isalpha() and token not in _NUMBERS:
             continue
         kind = _class_of(token)
-        if kind and (kind != "name" or not text.startswith(token)):
+        if kind:
             found[token.strip(".:-").lower()] = kind
+    if "name" in found.values():
+        for token in _STARTS.findall(text):
+            if found.get(token.lower()) == "name":
+                del found[token.lower()]
     if not text.isascii():
         found.update(dict.fromkeys(_HAN_NUMBER.findall(text), "num"))
     return found
@@ -202,9 +208,9 @@ def _class_of(token: str) -> str:
 
 
 class Said:
-    """A sentence with what its judges need: lower case, words, values."""
+    """A sentence with what its judges need: lower case, words, and (when asked for) values."""
 
-    __slots__ = ("bullet", "lead", "low", "text", "values", "words")
+    __slots__ = ("_values", "bullet", "lead", "low", "text", "words")
 
     def __init__(self, text: str, lead: str = "", bullet: bool = False) -> None:
         self.text = text
@@ -212,7 +218,13 @@ class Said:
         self.bullet = bullet
         self.low = f" {text.lower().replace('’', chr(39))} "
         self.words = frozenset(_WORD.findall(self.low))
-        self.values = values_of(text)
+        self._values: dict[str, str] | None = None
+
+    @property
+    def values(self) -> dict[str, str]:
+        if self._values is None:
+            self._values = values_of(self.text)
+        return self._values
 
     @property
     def substance(self) -> float:
@@ -416,14 +428,16 @@ def judge_user(said: Said) -> tuple[str, float]:
 
 def judge_assistant(said: Said) -> tuple[str, float]:
     """(kind, weight) of one sentence of the assistant; narration weighs least."""
-    text, states = said.text, said in STATES
-    decides = said in DECIDES
+    text, decides = said.text, said in DECIDES
+    if not decides and _NARRATES.match(text):
+        return FACT, -4.0
+    states = said in STATES
     plain = not said.bullet and text.endswith((".", "。", "!")) and "**" not in text
     quoted = sum(f"`{v}" in said.low or f"{v}`" in said.low for v in said.values)
     weight = min(said.substance - 0.3 * quoted, 3.2) + 0.4 * states + 1.2 * plain
     weight -= 0.8 * said.bullet + 0.3 * min(3, text.count("`") // 2) + 1.2 * (not (plain or states or decides))
     weight -= len(text) / 120 + 2 * (_width(text) < 30) + 3 * text.endswith((":", "：", "?", "？"))
-    if _NARRATES.match(text) and not (decides and said.values):
+    if _NARRATES.match(text) and not said.values:
         return FACT, weight - 4
     if decides:
         return DECISION, weight + 1
@@ -537,6 +551,7 @@ class Ledger:
     """Entries in order of time. `left_out` counts those that found no room, here and in earlier rounds."""
 
     CAP = 300  # of one kind by one speaker, while reading; a summary has room for about a hundred in all
+    CAPS: Mapping[str, int] = {USER: CAP, ASSISTANT: 150, TOOL: 100}
 
     def __init__(self, entries: Iterable[Entry] = (), left_out: int = 0) -> None:
         self.left_out = left_out
@@ -606,7 +621,7 @@ class Ledger:
         if entry.kind in _ABOUT:
             self._index(entry, news)
         self._size[entry.kind, entry.who] += 1
-        if self._size[entry.kind, entry.who] > 2 * self.CAP:
+        if self._size[entry.kind, entry.who] > 2 * self.CAPS.get(entry.who, self.CAP):
             self._prune(entry.kind, entry.who)
 
     def _index(self, entry: Entry, news: bool) -> None:
@@ -631,7 +646,7 @@ class Ledger:
         """Keep the best half of one kind, so that memory stays the same however long the input is."""
         live = [e for e in self.find(kind) if e.who == who]
         scores = {e.seq: e.weight + 2 * i / len(live) + 9 * (kind in _AGING) * i for i, e in enumerate(live)}
-        for entry in sorted(live, key=lambda e: (-scores[e.seq], -e.seq))[self.CAP :]:
+        for entry in sorted(live, key=lambda e: (-scores[e.seq], -e.seq))[self.CAPS.get(who, self.CAP) :]:
             entry.gone = True
             self.left_out += 1
         kept = [e for e in live if not e.gone]
@@ -667,8 +682,8 @@ def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
     It must be about the same: all words of the one in the other, or most of both. And the values must be of
     one class; without values, a word of correction and one word that differs will do.
     """
-    shared = len(new.stems & old.stems)
-    own, others = len(new.stems - old.stems), len(old.stems - new.stems)
+    said = old.stems - {_stem(v) for v in new.values}
+    shared, own, others = len(new.stems & said), len(new.stems - said), len(said - new.stems)
     fresh = {c for v, c in new.values.items() if v not in old.values}
     named = any(v in old.values or (c == "name" and v in old.text.lower()) for v, c in new.values.items())
     alike = _same_class(fresh, {c for v, c in old.values.items() if named or v not in new.values})
@@ -755,7 +770,7 @@ def weighed(entry: Entry) -> Entry:
     if entry.kind == EARLIER:
         entry.weight = max(judge_user(said)[1], judge_assistant(said)[1])
     elif entry.who in (USER, SYSTEM):
-        entry.weight = max(judge_user(said)[1], {RULE: 6.0, FACT: 5.5}.get(entry.kind, 2.0))
+        entry.weight = max(judge_user(said)[1], {RULE: 6.0, FACT: 5.5}.get(entry.kind, 2.0)) + 1
         entry.weight -= 3 * (entry.who == SYSTEM)
     elif entry.who == TOOL and entry.kind in (FACT, AROUND):
         entry.weight = judge_tool(entry.text) + 0.7
@@ -997,7 +1012,7 @@ class Reader:
         for kind, weight, line in judged:
             if weight >= 1.5:
                 above = weights.index(weight)
-                self.ledger.add(kind, line, USER, weight - min(4.0, max(0, above - 6) * 0.2))
+                self.ledger.add(kind, line, USER, weight - min(6.0, max(0, above - 6) * 0.3))
 
     def _system(self, text: str) -> None:
         for said in sentences(text):

@@ -55,6 +55,7 @@ from haocompact.errors import (
 from haocompact.formats import FORMATS, detect
 from haocompact.formats.session import Checkpoint, Format, Piece, ReadOptions, Session, removed
 from haocompact.records import Data, FileBytes, Record, Records, chunks_of, read
+from haocompact.segment import DEFAULT_SEGMENT_CONFIG, SegmentConfig, evaluate_threshold, in_cooldown, prepare_segment
 from haocompact.summarize import (
     Extract,
     Summarizer,
@@ -69,7 +70,11 @@ ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for; `archive` None is --no-archive, `log` None writes no log."""
+    """What the user asked for; `archive` None is --no-archive, `log` None writes no log.
+
+    `cooldown`: seconds since the last compaction of the same transcript (with `if_needed`). `lines`: a
+    narrower range for the segment strategy.
+    """
 
     settings: CompactionSettings = CompactionSettings()
     format: str | None = None
@@ -80,6 +85,8 @@ class Request:
     archive: Path | None = None
     log: Path | None = None
     if_needed: bool = False
+    cooldown: float = 0
+    lines: tuple[int, int] | None = None
     allow_growth: bool = False
 
 
@@ -178,7 +185,20 @@ class Planned:
 
     @property
     def should_compact(self) -> bool:
+        """Whether the context is past the trigger of the strategy."""
+        if self.settings.strategy == "segment":
+            usage = None if self.estimate.last_usage_index is None else self.estimate.tokens
+            threshold = evaluate_threshold(usage, 4 * self.estimate.tokens, self.settings.context_window)
+            return self.settings.enabled and threshold is not None and threshold.fire
         return should_compact(self.estimate.tokens, self.settings)
+
+    @property
+    def trigger(self) -> float:
+        """Tokens: window - reserve, or half the window for the segment strategy."""
+        s = self.settings
+        if s.strategy == "segment":
+            return DEFAULT_SEGMENT_CONFIG.threshold_ratio * s.context_window
+        return s.context_window - s.reserve_tokens
 
     @property
     def previous_summary(self) -> Message | None:
@@ -207,9 +227,17 @@ def plan(source: Source, request: Request) -> Planned:
     """The decision of one transcript, for every command."""
     session, mixed = load(source, request)
     settings = _settings_for(session, request.settings)
-    outcome = prepare_compaction(session.messages, settings)
+    outcome = prepare(session.messages, settings, request.lines)
     estimate = estimate_context_tokens(session.messages, settings.estimator)
     return Planned(source.path, session, outcome, estimate, settings, mixed)
+
+
+def prepare(messages: Sequence[Message], settings: CompactionSettings,
+            lines: tuple[int, int] | None = None) -> CompactionPreparation | NoCompaction:  # fmt: skip
+    """The one decision behind every command, by strategy."""
+    if settings.strategy == "segment":
+        return prepare_segment(messages, settings, lines)
+    return prepare_compaction(messages, settings)
 
 
 def _settings_for(session: Session, settings: CompactionSettings) -> CompactionSettings:
@@ -262,16 +290,39 @@ def compact(source: Source, request: Request) -> Compacted | NoCompaction:
     outcome = planned.outcome
     if isinstance(outcome, NoCompaction):
         return outcome
-    if request.if_needed and not planned.should_compact:
-        trigger = planned.settings.context_window - planned.settings.reserve_tokens
-        branch = "below_trigger" if planned.settings.enabled else "disabled"
-        return NoCompaction(branch, None, {"tokens": planned.estimate.tokens, "trigger": trigger})
+    if request.if_needed and (skip := not_needed(planned, request)) is not None:
+        return skip
     if planned.mixed:
         others = ", ".join(planned.mixed)
         raise TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
                               path=source.path)  # fmt: skip
     summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang)
     return _rebuilt(source, request, planned, outcome, summary)
+
+
+def not_needed(planned: Planned, request: Request) -> NoCompaction | None:
+    """--if-needed: below the trigger (of the strategy), switched off, or too soon after the last one."""
+    settings, tokens = planned.settings, planned.estimate.tokens
+    if not settings.enabled:
+        return NoCompaction("disabled", None, {"tokens": tokens}, planned.estimate)
+    if not planned.should_compact:
+        return NoCompaction("below_trigger", None, {"tokens": tokens, "trigger": planned.trigger}, planned.estimate)
+    last = _last_run(planned.path, request)
+    if last is not None and in_cooldown(last * 1000, time.time() * 1000, SegmentConfig(cooldown_ms=int(request.cooldown * 1000))):
+        figures = {"seconds": int(time.time() - last), "cooldown": request.cooldown}
+        return NoCompaction("cooldown", None, figures, planned.estimate)
+    return None
+
+
+def _last_run(path: str, request: Request) -> float | None:
+    """When this transcript was last compacted (seconds since the epoch), by the archive's record."""
+    if not request.cooldown or request.archive is None or not request.archive.exists():
+        return None
+    with Archive.open(request.archive) as archive:
+        wanted = os.path.abspath(path)
+        own = (r.created for r in archive.runs() if os.path.abspath(r.source) == wanted)
+        newest = next(own, None)
+    return datetime.fromisoformat(newest).timestamp() if newest else None
 
 
 def _rebuilt(source: Source, request: Request, planned: Planned, outcome: CompactionPreparation,
@@ -758,11 +809,20 @@ def _archive(request: Request) -> Archive:
     return Archive.open(request.archive)
 
 
-def warnings_of(planned: Planned) -> list[str]:
-    """One line a warning, with its place."""
+WARNINGS_SHOWN = 5  # of one kind; the rest is counted
+
+
+def warnings_of(planned: Planned, *, everything: bool = False) -> list[str]:
+    """One line a warning, with its place; more than five of one kind are counted in one line."""
+    warned = planned.session.warnings
+    opaque = [w for w in warned if w.opaque]
+    hidden = set() if everything else set(opaque[WARNINGS_SHOWN:])
     lines = [f"{planned.path}:{w.line}: {w.text}" if w.line else f"{planned.path}: {w.text}"
-             for w in planned.session.warnings]  # fmt: skip
+             for w in warned if w not in hidden]  # fmt: skip
+    if hidden:
+        more = ", ".join(str(w.line) for w in opaque[WARNINGS_SHOWN : WARNINGS_SHOWN + 10])
+        lines.append(f"{planned.path}: {len(hidden)} more lines that are kept as they are, not read ({more}"
+                     f"{', ...' if len(hidden) > 10 else ''})")  # fmt: skip
     if planned.session.ends > 1:
         lines.append(f"{planned.path}: {planned.session.ends} branch ends; the newest is read (--leaf names another)")
     return lines
-

@@ -20,11 +20,21 @@ from haocompact.compaction import (
     COMPACTION_SUMMARY,
     SEED_TURN_ROLES,
     TURN_ROLES,
+    CompactionPreparation,
     CompactionSettings,
+    CutPoint,
     Message,
     NoCompaction,
+    Shell,
+    Text,
+    ToolCall,
+    ToolResult,
+    arguments_text,
+    estimate_context_tokens,
+    file_operations,
     joined_start,
 )
+from haocompact.errors import UsageError
 from haocompact.jsjson import js_order, stringify, utf16_length
 
 Json = Mapping[str, Any]
@@ -340,6 +350,49 @@ def segment_of(messages: Sequence[Message], settings: CompactionSettings) -> Seg
     return Segment(start, end)
 
 
+def prepare_segment(messages: Sequence[Message], settings: CompactionSettings,
+                    lines: tuple[int, int] | None = None) -> CompactionPreparation | NoCompaction:  # fmt: skip
+    """The plan of the segment strategy: first turn and tail stay, the middle is summarised.
+
+    `lines`: a narrower range of physical lines, inside the planned one. Raises UsageError when it is not,
+    or when it would part what belongs together.
+    """
+    found = segment_of(messages, settings)
+    if isinstance(found, NoCompaction):
+        return found
+    if lines is not None:
+        found = _narrowed(messages, found, lines)
+    head = 1 if messages[0].kind == COMPACTION_SUMMARY else 0
+    summary = messages[0] if head else None
+    middle = messages[found.start : found.end]
+    estimate = estimate_context_tokens(messages, settings.estimator)
+    return CompactionPreparation(
+        messages_to_summarize=middle,
+        turn_prefix_messages=(),
+        retained_tail=messages[found.end :],
+        is_split_turn=False,
+        tokens_before=estimate.tokens,
+        previous_summary=(summary.text or None) if summary else None,
+        file_ops=file_operations(summary, middle, settings),
+        settings=settings,
+        cut=CutPoint(found.end - head),
+        estimate=estimate,
+        protected=messages[head : found.start],
+    )
+
+
+def _narrowed(messages: Sequence[Message], planned: Segment, lines: tuple[int, int]) -> Segment:
+    inside = [i for i in range(planned.start, planned.end) if lines[0] <= messages[i].line <= lines[1]]
+    first, last = messages[planned.start].line, messages[planned.end - 1].line
+    if not inside or not validate_adjusted_range(Segment(*lines), Segment(first, last)):
+        raise UsageError(f"--range {lines[0]}..{lines[1]} is not inside the planned range {first}..{last}")
+    found = Segment(inside[0], inside[-1] + 1)
+    for edge in (found.start, found.end):
+        if edge < len(messages) and joined_start(messages, edge) != edge:
+            raise UsageError(f"--range parts what belongs together before line {messages[edge].line}")
+    return found
+
+
 def _no_segment(messages: Sequence[Message], settings: CompactionSettings, sub: str) -> NoCompaction:
     turns = sum(m.role in TURN_ROLES for m in messages)
     return NoCompaction("nothing_to_summarize", sub, {"msgs": len(messages), "turns": turns,
@@ -430,6 +483,25 @@ def build_summary_prompt(occluded: Sequence[Json], previous_summary: str | None,
     lines += [words.fidelity] if repair else []
     lines.append(words.closing + (f"\n\n{words.previous}\n{previous_summary}" if previous_summary else ""))
     return "\n".join([*lines, "", words.material, _indented(list(occluded))])
+
+
+def projected(message: Message) -> Iterator[Json]:
+    """A message of any format in berry-agent's projected form, for the prompt."""
+    parts = message.parts
+    text = "\n".join(p.text for p in parts if isinstance(p, Text) and p.text)
+    for part in parts:
+        if isinstance(part, ToolResult):
+            output = "\n".join(t for t in part.texts if t)
+            yield {"type": "toolResult", "toolCallId": part.id or "", "toolName": part.name, "output": output,
+                   "isError": part.is_error}  # fmt: skip
+        elif isinstance(part, Shell):
+            text = f"$ {part.command}\n{part.output}"
+    if message.role == "assistant":
+        calls = [{"toolCallId": p.id or "", "toolName": p.name, "arguments": arguments_text(p.arguments)}
+                 for p in parts if isinstance(p, ToolCall)]  # fmt: skip
+        yield {"type": "assistant", "content": text, "toolCalls": calls}
+    elif text:
+        yield {"type": "user", "content": text}
 
 
 def _indented(value: object, margin: str = "\n") -> str:

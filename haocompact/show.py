@@ -90,8 +90,9 @@ def rows(planned: Planned) -> list[Row]:
 def _places(outcome: CompactionPreparation | NoCompaction, total: int) -> list[str]:
     if isinstance(outcome, NoCompaction):
         return ["keep"] * total
-    history, prefix = len(outcome.messages_to_summarize), len(outcome.turn_prefix_messages)
-    return ["summarise"] * history + ["prefix"] * prefix + ["keep"] * (total - history - prefix)
+    front, history, prefix = map(len, (outcome.protected, outcome.messages_to_summarize, outcome.turn_prefix_messages))
+    rest = total - front - history - prefix
+    return ["keep"] * front + ["summarise"] * history + ["prefix"] * prefix + ["keep"] * rest
 
 
 def turn_rows(all_rows: Sequence[Row]) -> list[Row]:
@@ -192,16 +193,22 @@ def plan_figures(planned: Planned) -> list[str]:
     basis = "estimate" if e.last_usage_index is None else (
         f"usage {_number(e.usage_tokens)} on line {planned.session.messages[e.last_usage_index].line}"
         f" + {e.trailing_tokens:,} estimated after it")  # fmt: skip
-    trigger = s.context_window - s.reserve_tokens
     lines = [
         f"{visible(planned.path)}: {planned.session.format}, {sum(m.told for m in planned.session.messages)} messages",
         f"context  {_number(e.tokens)} tokens ({basis}; estimator {s.estimator.name})",
-        f"trigger  window {s.context_window:,} - reserve {s.reserve_tokens:,} = {trigger:,}: should_compact = "
+        f"trigger  {_trigger(planned)}: should_compact = "
         f"{'yes' if planned.should_compact else 'no'}",
     ]
     if isinstance(outcome, NoCompaction):
         return [*lines, f"nothing to compact: {outcome.branch}" + (f", {outcome.sub}" if outcome.sub else "")]
     return [*lines, *_cut_figures(outcome)]
+
+
+def _trigger(planned: Planned) -> str:
+    s = planned.settings
+    if s.strategy == "segment":
+        return f"half the window of {s.context_window:,} = {_number(planned.trigger)}"
+    return f"window {s.context_window:,} - reserve {s.reserve_tokens:,} = {_number(planned.trigger)}"
 
 
 def _cut_figures(plan: CompactionPreparation) -> Iterator[str]:
@@ -211,7 +218,7 @@ def _cut_figures(plan: CompactionPreparation) -> Iterator[str]:
     yield f"removed  {history} messages summarised" + (f" + {prefix} of the turn's prefix" if prefix else "")
     over = plan.tokens_kept - plan.settings.keep_recent_tokens
     note = f", above keep_recent ({plan.settings.keep_recent_tokens:,}) by {over:,}" if over > 0 else ""
-    yield f"kept     {_told(plan.retained_tail)} messages, about {plan.tokens_kept:,} tokens{note}"
+    yield f"kept     {_told(plan.kept)} messages, about {plan.tokens_kept:,} tokens{note}"
     reads, edits = compute_file_lists(plan.file_ops)
     yield f"files    {len(reads)} read, {len(edits)} modified"
 
@@ -314,7 +321,7 @@ def plan_json(planned: Planned, *, with_rows: bool | None = None) -> dict[str, A
         "messages": sum(m.told and m.kind != "compaction_summary" for m in session.messages),
         "summarize": _told(plan.messages_to_summarize) if plan else 0,
         "prefix": _told(plan.turn_prefix_messages) if plan else 0,
-        "kept": _told(plan.retained_tail) if plan else _told(session.messages),
+        "kept": _told(plan.kept) if plan else _told(session.messages),
         "tokens_kept": plan.tokens_kept if plan else None,
         "previous_summary": planned.previous_summary is not None,
         "read_files": reads,

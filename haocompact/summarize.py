@@ -38,6 +38,7 @@ from haocompact.prompts import (
     UPDATE_SUMMARIZATION_PROMPT,
 )
 from haocompact.records import clean
+from haocompact.segment import build_summary_prompt, projected, summary_budget
 
 TOOL_RESULT_MAX_CHARS = 2000
 EXCERPT_CHARS = 500
@@ -265,11 +266,14 @@ class Prompted:
     summarize_fn: SummarizeFn
     model_max_tokens: int = 0
     focus: str | None = None
+    lang: str = "en"
 
     def summarize(self, plan: CompactionPreparation) -> str:
         settings = plan.settings
         history, prefix = _told(plan.messages_to_summarize), _told(plan.turn_prefix_messages)
         previous = previous_body(plan.previous_summary) if settings.repair else plan.previous_summary
+        if settings.strategy == "segment":
+            return self._segment_summary(history, previous)
         body = (previous if settings.repair else None) or NO_HISTORY
         if history:
             body = generate_summary(history, self.summarize_fn, settings.reserve_tokens, self.model_max_tokens,
@@ -279,6 +283,17 @@ class Prompted:
         return body + TURN_CONTEXT + generate_turn_prefix_summary(
             prefix, self.summarize_fn, settings.reserve_tokens, self.model_max_tokens,
             focus=self.focus, repair=settings.repair)  # fmt: skip
+
+    def _segment_summary(self, history: Sequence[Message], previous: str | None) -> str:
+        prompt = _focused(_segment_prompt(history, previous, self.lang), self.focus)
+        return _ask(self.summarize_fn, prompt, self.model_max_tokens, "Summarization failed")
+
+
+def _segment_prompt(messages: Sequence[Message], previous: str | None, lang: str) -> str:
+    """berry-agent's five-section prompt over the messages of any format."""
+    forms = [form for m in messages for form in projected(m)]
+    chars = sum(len(json.dumps(form, ensure_ascii=False)) for form in forms)
+    return clean(build_summary_prompt(forms, previous, summary_budget(chars), lang))
 
 
 def _told(messages: Sequence[Message]) -> list[Message]:

@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 WIDTH = 100
 KEEP = 2000
+KEEP_SMALL = 500  # for the table of all samples: most are short
 SAMPLE = "samples/pi/weather-station.jsonl"
 LONG_AGO = 1_760_000_000  # when the copied samples were last written, so that no file counts as busy
 
@@ -125,12 +126,12 @@ def formats(stage: Stage) -> str:
 
 
 def samples(stage: Stage) -> str:
-    """What each sample does at the keep-recent that this page uses; for a skip, why."""
+    """What each sample does at the small keep-recent; for a skip, why."""
     rows = []
     for path in sorted((stage.folder / "samples").glob("*/*.jsonl")):
         name = path.relative_to(stage.folder).as_posix()
-        plan = stage.object(f"haocompact plan --json --quiet --keep-recent {KEEP} {name}")
-        done = stage.object(f"haocompact compact --json --quiet --dry-run --no-archive --keep-recent {KEEP} {name}")
+        plan = stage.object(f"haocompact plan --json --quiet --keep-recent {KEEP_SMALL} {name}")
+        done = stage.object(f"haocompact compact --json --quiet --dry-run --no-archive --keep-recent {KEEP_SMALL} {name}")
         if plan["result"] == "error":
             result = plan["message"]
         elif done["result"] == "none":
@@ -141,7 +142,7 @@ def samples(stage: Stage) -> str:
             result = f"{done['summarize'] + done['prefix']} summarised, {done['kept']} kept"
             result += ", splits a turn" if done["is_split_turn"] else ""
         rows.append((f"`{name}`", str(plan.get("messages", "")), result))
-    return _table(("sample", "messages", f"at `--keep-recent {KEEP}`"), rows)
+    return _table(("sample", "messages", f"at `--keep-recent {KEEP_SMALL}`"), rows)
 
 
 def exit_codes(stage: Stage) -> str:

@@ -440,6 +440,17 @@ def test_a_turn_too_large_is_split_but_no_response_of_it():
     check_round(session, plan, session.records.data, output)
 
 
+def test_a_later_call_of_a_response_is_tied_to_its_beginning():
+    """Left alone it would be read as part of whatever assistant message is shown before it."""
+    call, result = {"name": "x", "arguments": "{}"}, {"content": "r"}
+    log = [event("user/message", 0, content="q"), event("assistant/message", 1, content=[]),
+           event("tool/call", 2, toolCallId="a", **call), event("tool/result", 3, toolCallId="a", **result),
+           event("tool/call", 4, toolCallId="b", **call), event("tool/result", 5, toolCallId="b", **result),
+           event("assistant/message", 6, content=[]), event("turn/end", 7)]  # fmt: skip
+    groups = [m.group for m in load(lines(log)).messages]
+    assert groups == [None, "response 1", "response 1", "response 1", None, None]
+
+
 def test_a_torn_last_line_goes_and_a_missing_line_end_comes():
     log = lines(make_log(random.Random(9), 8))
     session = load(log + b'{"type":"user/mess')

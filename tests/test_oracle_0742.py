@@ -6,7 +6,6 @@ pinned, so that neither a new difference nor a vanished one goes unseen.
 """
 
 import json
-import math
 from collections import Counter
 from pathlib import Path
 
@@ -88,14 +87,15 @@ def decide(row, undone=()):
 def _cut(session, messages, plan, undone):
     split, cut, turn = _cut_of(plan)
     first = _first_kept(session, messages[cut], undone)
-    end = next(i for i, m in enumerate(messages) if m.line > first.index)
-    if "8" in undone and (messages[cut].line != first.index + 1 or "6" in undone):
-        at = end if messages[end].line == first.index + 1 else end - 1
-        is_user = messages[end].line == first.index + 1 and messages[end].role == "user"
+    end, on_message = cut, True
+    if "8" in undone:
+        end = next(i for i, m in enumerate(messages) if m.line > first.index)
+        on_message = messages[end].line == first.index + 1
+    if {"6", "7", "8"} & set(undone):
+        at = end if on_message else end - 1
+        is_user = on_message and messages[end].role == "user"
         turn = -1 if is_user or at < 0 else find_turn_start(messages, at, 0, repair=False)
         split = turn != -1
-    else:
-        end = cut
     history, prefix = messages[: turn if split else end], messages[turn:end] if split else []
     file_ops = FileOperations()
     previous = session.messages[0]
@@ -137,22 +137,21 @@ def _first_kept(session, message, undone):
 
 def differs(row, undone=()):
     expect, got = row["expect_0742"], decide(row, undone)
-    if "v1" in undone:
-        got |= dict.fromkeys(("first_kept_entry_id", "turn_start_id"), None)
-    if "5" in undone:
-        expect = expect | {k: [p for p in expect.get(k, []) if isinstance(p, str)] for k in ("read_files", "modified_files")}
     return sorted(k for k in {"result", *(got.keys() & expect.keys())} if expect.get(k) != got.get(k))
 
 
 # ------------------------------------------------------------------------------- undoing differences
 @pytest.fixture
 def undo(monkeypatch):
-    def apply(reasons):
-        monkeypatch.undo()
-        for reason in reasons:
-            UNDO.get(reason, lambda patch: None)(monkeypatch)
+    return lambda reasons: undo_in(monkeypatch, reasons)
 
-    return apply
+
+def undo_in(patch, reasons):
+    """Undo these differences, and R4, which has no switch of its own here (`test_stale_usage_is_an_anchor`)."""
+    patch.undo()
+    patch.setattr(pi, "_mark_stale", lambda tree, records, messages: None)
+    for reason in reasons:
+        UNDO.get(reason, lambda patch: None)(patch)
 
 
 def _undo_6(patch):
@@ -165,6 +164,8 @@ def _undo_7(patch):
 
     def message_of(record):
         message = plain(record)
+        if message is None and record.dict.get("type") == "branch_summary":
+            return Message("entry", (), line=record.number)
         if message is not None and record.dict.get("type") != "message":
             message.role = "entry"
         return message
@@ -227,4 +228,65 @@ def _undo_23(patch):
 
 UNDO = {"6": _undo_6, "7": _undo_7, "10": lambda patch: patch.setattr(pi, "_edits", lambda records, entries: {}),
         "11": _undo_11, "19": _undo_19, "22": _undo_22, "23": _undo_23}  # fmt: skip
-BY_FILE = {}
+TRIED = ("4", "6", "7", "8", "10", "11", "12", "19", "22", "23")
+FIGURES = {"context_tokens", "tokens_before"}
+BY_FILE = {  # what can't be undone: the reason, and the fields that still differ when all others are
+    "002_empty_whitespace_only": ("A5", {"result"}),
+    "014_single_unknown_entry": ("12", {"result"}),
+    "064_prev_details_non_strings": ("5", {"read_files", "modified_files"}),
+    "078_bash_null_output": ("31-35", {"result"}),
+    "118_usage_huge": ("24", FIGURES),
+    "120_usage_missing_fields": ("20", FIGURES),
+    "123_hostile_usage_string": ("20", FIGURES),
+    "142_assistant_content_null": ("31-35", {"result"}),
+    "144_tool_content_null": ("31-35", {"result"}),
+    "145_assistant_content_string": ("31-35", FIGURES),
+    "165_args_null": ("31-35", FIGURES),
+    "170_args_string_in_tail": ("31-35", FIGURES),
+    "175_args_missing": ("31-35", {"result"}),
+    "224_load_null_line": ("A5", {"result"}),
+    "235_load_header_not_first": ("A5", {"result"}),
+    "237_load_no_header": ("A5", {"result"}),
+    "242_load_v1_compaction_index": ("v1", {"first_kept_entry_id", "turn_start_id"}),
+}
+
+
+def explain(row, undo):
+    """Reasons that account for the row, none of which can be left out; None when all of them do not."""
+    undo(())
+    if not differs(row):
+        return []
+    undo(TRIED)
+    left, reasons = set(differs(row, TRIED)), list(TRIED)
+    final, allowed = BY_FILE.get(row["name"].partition("#")[0], ("", set()))
+    if not left <= allowed:
+        return None
+    for reason in TRIED:
+        fewer = [r for r in reasons if r != reason]
+        undo(fewer)
+        if set(differs(row, fewer)) <= left:
+            reasons = fewer
+    return reasons + ([final] if left else [])
+
+
+def test_every_decision_equals_0742_or_is_a_named_exception(undo):
+    found = {row["name"]: why for row in ROWS if (why := explain(row, undo)) != []}
+    assert not [name for name, why in found.items() if why is None]
+    assert found == json.loads(PINNED.read_text())
+    assert {reason for why in found.values() for reason in why} == REASONS.keys()
+
+
+def test_count():
+    assert len(ROWS) == 932
+    assert Counter(map(len, json.loads(PINNED.read_text()).values())) == COUNTS
+
+
+COUNTS = {}
+
+
+if __name__ == "__main__":  # rewrites the pinned exceptions; review the diff
+    patch = pytest.MonkeyPatch()
+    found = {row["name"]: why for row in ROWS if (why := explain(row, lambda reasons: undo_in(patch, reasons))) != []}
+    patch.undo()
+    print(len(ROWS) - len(found), "equal;", Counter(str(w) for w in found.values()), [n for n, w in found.items() if w is None])
+    PINNED.write_text(json.dumps(found, indent=0) + "\n")

@@ -259,6 +259,25 @@ def test_no_plan_for_a_log_out_of_order_or_without_a_closed_turn():
     assert plan_segment(events, berry.derive(events), 0) is None
 
 
+def test_a_result_that_comes_turns_later_stays_with_its_call():
+    def turn(*middle):
+        return ["user/message", "turn/start", *middle, "assistant/message", "turn/end"]
+
+    def log(*kinds):
+        return [{"type": kind, "seq": i, "data": {"toolCallId": "late"}} for i, kind in enumerate(kinds)]
+
+    asked, answered = turn("assistant/message", "tool/call"), turn("tool/result")
+    # head, plain turn, the call, its result, three turns of a tail
+    events = log(*turn(), *turn(), *asked, *answered, *turn(), *turn())
+    for tail_keep, expected in [(3, (4, 18)), (4, (4, 18)), (5, (4, 7)), (10, (4, 7)), (11, None)]:
+        plan = plan_segment(events, berry.derive(events), tail_keep)
+        assert (plan and (plan.start, plan.end)) == expected, tail_keep
+    # the call is in the head turn: the range can only begin after the result
+    events = log(*asked, *answered, *turn(), *turn())
+    plan = plan_segment(events, berry.derive(events), 2)
+    assert (plan.start, plan.end) == (11, 14)
+
+
 # --------------------------------------------------------------------------------------- by hand
 def test_threshold_by_hand():
     assert evaluate_threshold(100_000, 0).fire

@@ -626,8 +626,7 @@ def _trimmed(log: Log, states: bytearray, start: int, stop: int) -> tuple[int, i
     if begin is None:
         begin = start if start == 0 or log.hidden[start - 1] or log.events[start - 1].carrier else first
     end = next((i for i in range(last + 1, stop) if log.events[i].type in ("turn/end", "turn/start")), None)
-    closes = end is not None and log.events[end].type == "turn/end" and not log.events[last].is_summary
-    return begin, end if closes and end is not None else last
+    return begin, end if end is not None and log.events[end].type == "turn/end" else last
 
 
 def select(session: Session, plan: CompactionPreparation) -> list[int]:
