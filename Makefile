@@ -20,7 +20,8 @@ endif
 
 run: $(VENV)/installed
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
-	export HAOCOMPACT_ARCHIVE="$$folder/archive.db" HAOCOMPACT_LOG="$$folder/log" HAOCOMPACT_CONFIG="$$folder/none"; \
+	export HAOCOMPACT_ARCHIVE="$$folder/archive.db" HAOCOMPACT_LOG="$$folder/log" HAOCOMPACT_CONFIG="$$folder/config.toml"; \
+	touch "$$HAOCOMPACT_CONFIG"; \
 	echo '$$ haocompact plan --keep-recent 2000 $(SAMPLE)'; \
 	$(HAOCOMPACT) plan --keep-recent 2000 $(SAMPLE); \
 	echo; echo '$$ haocompact compact --keep-recent 2000 $(SAMPLE) -o compacted.jsonl'; \

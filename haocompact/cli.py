@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from haocompact import __version__
-from haocompact.errors import HaoError, NothingToCompact, UsageError
+from haocompact.errors import HaoError, NothingToCompact, TranscriptError, UsageError
 
 if TYPE_CHECKING:
     from haocompact.compaction import CompactionSettings, Estimator
@@ -58,21 +58,60 @@ class SummarizerName(StrEnum):
 
 
 # --------------------------------------------------------------------------------- shared options
-Paths = Annotated[list[str] | None, typer.Argument(help="Files, folders, or - for stdin (the default).", show_default=False)]
-FormatOption = Annotated[str | None, typer.Option("--format", help="Name the format instead of detecting it.", show_default=False)]
-Leaf = Annotated[str | None, typer.Option(help="Id of the branch end to read, where a session has several.", show_default=False)]
-KeepRecent = Annotated[int, typer.Option("--keep-recent", min=0, envvar="HAOCOMPACT_KEEP_RECENT", help="Tokens of recent context that stay.")]
-Reserve = Annotated[int, typer.Option(min=0, envvar="HAOCOMPACT_RESERVE", help="Tokens reserved for prompt and answer.")]
-Window = Annotated[int, typer.Option(min=0, envvar="HAOCOMPACT_WINDOW", help="Context window of the model, in tokens.")]
-EstimatorName = Annotated[str, typer.Option("--estimator", envvar="HAOCOMPACT_ESTIMATOR", help="cjk, chars, or tiktoken[:ENCODING].")]
+Paths = Annotated[
+    list[str] | None, typer.Argument(help="Files, folders, or - for stdin (the default).", show_default=False)
+]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", help="Name the format instead of detecting it.", show_default=False)
+]
+Leaf = Annotated[
+    str | None,
+    typer.Option(help="Id of the branch end to read, where a session has several.", show_default=False),
+]
+KeepRecent = Annotated[
+    int,
+    typer.Option(
+        "--keep-recent", min=0, envvar="HAOCOMPACT_KEEP_RECENT", help="Tokens of recent context that stay."
+    ),
+]
+Reserve = Annotated[
+    int, typer.Option(min=0, envvar="HAOCOMPACT_RESERVE", help="Tokens reserved for prompt and answer.")
+]
+Window = Annotated[
+    int, typer.Option(min=0, envvar="HAOCOMPACT_WINDOW", help="Context window of the model, in tokens.")
+]
+EstimatorName = Annotated[
+    str,
+    typer.Option("--estimator", envvar="HAOCOMPACT_ESTIMATOR", help="cjk, chars, or tiktoken[:ENCODING]."),
+]
 StrategyOption = Annotated[Strategy, typer.Option("--strategy", help="How the removed part is chosen.")]
-TailKeep = Annotated[int, typer.Option("--tail-keep", min=1, help="Messages that --strategy segment protects at the end.")]
-CompatOption = Annotated[Compat, typer.Option("--compat", help="seed: follow the original system to the letter, its faults included.")]
+TailKeep = Annotated[
+    int, typer.Option("--tail-keep", min=1, help="Messages that --strategy segment protects at the end.")
+]
+CompatOption = Annotated[
+    Compat,
+    typer.Option("--compat", help="seed: follow the original system to the letter, its faults included."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a transcript, a line each.")]
 Check = Annotated[bool, typer.Option("--check", help="Exit 3 when nothing would be compacted.")]
-ArchiveOption = Annotated[Path | None, typer.Option("--archive", envvar="HAOCOMPACT_ARCHIVE", help="The archive file.", show_default="user data folder")]
-LogOption = Annotated[Path | None, typer.Option("--log", envvar="HAOCOMPACT_LOG", help="The log of skipped compactions.", show_default="user log folder")]
-LangOption = Annotated[Lang, typer.Option("--lang", envvar="HAOCOMPACT_LANG", help="Language of haocompact's own sentences.")]
+ArchiveOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--archive", envvar="HAOCOMPACT_ARCHIVE", help="The archive file.", show_default="user data folder"
+    ),
+]
+LogOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--log",
+        envvar="HAOCOMPACT_LOG",
+        help="The log of skipped compactions.",
+        show_default="user log folder",
+    ),
+]
+LangOption = Annotated[
+    Lang, typer.Option("--lang", envvar="HAOCOMPACT_LANG", help="Language of haocompact's own sentences.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and warnings on stderr.")]
 
 
@@ -85,7 +124,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     context.default_map = _settings_file(context)
 
@@ -103,7 +144,9 @@ def plan(
     tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
     turns: Annotated[bool, typer.Option("--turns", help="One row a turn instead of a message.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="All rows; long sessions are folded otherwise.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All rows; long sessions are folded otherwise.")
+    ] = False,
     as_json: AsJson = False,
     check: Check = False,
     quiet: Quiet = False,
@@ -131,9 +174,16 @@ def plan(
 @app.command()
 def compact(
     paths: Paths = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)] = None,
-    output_dir: Annotated[Path | None, typer.Option("--output-dir", help="Write each result into this folder.", show_default=False)] = None,
-    in_place: Annotated[bool, typer.Option("--in-place", help="Replace each transcript; folders are walked.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)
+    ] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", help="Write each result into this folder.", show_default=False),
+    ] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Replace each transcript; folders are walked.")
+    ] = False,
     keep_recent: KeepRecent = 20000,
     reserve: Reserve = 16384,
     window: Window = 200_000,
@@ -143,22 +193,56 @@ def compact(
     strategy: StrategyOption = Strategy.keep_recent,
     tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
-    if_needed: Annotated[bool, typer.Option("--if-needed", help="Only when the context is past window - reserve.")] = False,
-    cooldown: Annotated[float, typer.Option(min=0, help="With --if-needed: seconds since this transcript's last compaction.")] = 0,
-    range_: Annotated[str | None, typer.Option("--range", help="FIRST..LAST line inside the planned range (--strategy segment).", show_default=False)] = None,
-    summarizer: Annotated[SummarizerName | None, typer.Option(help="extract (the default: offline), command, or excerpt.", show_default=False)] = None,
-    command: Annotated[str | None, typer.Option(help="A program that gets the prompt on stdin and prints the summary.", show_default=False)] = None,
+    if_needed: Annotated[
+        bool, typer.Option("--if-needed", help="Only when the context is past window - reserve.")
+    ] = False,
+    cooldown: Annotated[
+        float, typer.Option(min=0, help="With --if-needed: seconds since this transcript's last compaction.")
+    ] = 0,
+    range_: Annotated[
+        str | None,
+        typer.Option(
+            "--range",
+            help="FIRST..LAST line inside the planned range (--strategy segment).",
+            show_default=False,
+        ),
+    ] = None,
+    summarizer: Annotated[
+        SummarizerName | None,
+        typer.Option(help="extract (the default: offline), command, or excerpt.", show_default=False),
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            help="A program that gets the prompt on stdin and prints the summary.", show_default=False
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that --command may take.")] = 600.0,
-    summarizer_max_tokens: Annotated[int, typer.Option(min=0, help="Output limit of the summarizing model; 0 is none.")] = 0,
-    instructions: Annotated[str | None, typer.Option(help="What the summary should focus on (--command).", show_default=False)] = None,
-    on_failure: Annotated[OnFailure, typer.Option(help="When a summary fails: keep an excerpt and say so, or fail (exit 5).")] = OnFailure.degrade,
-    allow_growth: Annotated[bool, typer.Option("--allow-growth", help="Write a result even when it is larger.")] = False,
+    summarizer_max_tokens: Annotated[
+        int, typer.Option(min=0, help="Output limit of the summarizing model; 0 is none.")
+    ] = 0,
+    instructions: Annotated[
+        str | None, typer.Option(help="What the summary should focus on (--command).", show_default=False)
+    ] = None,
+    on_failure: Annotated[
+        OnFailure, typer.Option(help="When a summary fails: keep an excerpt and say so, or fail (exit 5).")
+    ] = OnFailure.degrade,
+    allow_growth: Annotated[
+        bool, typer.Option("--allow-growth", help="Write a result even when it is larger.")
+    ] = False,
     archive: ArchiveOption = None,
-    no_archive: Annotated[bool, typer.Option("--no-archive", help="Keep nothing: you have the original yourself.")] = False,
+    no_archive: Annotated[
+        bool, typer.Option("--no-archive", help="Keep nothing: you have the original yourself.")
+    ] = False,
     log: LogOption = None,
     lang: LangOption = Lang.en,
     jobs: Annotated[int, typer.Option(min=1, help="Processes for --in-place on many files.")] = 1,
-    min_age: Annotated[float | None, typer.Option(min=0, help="Leave files alone that changed in the last SECONDS.", show_default="120 in folders")] = None,
+    min_age: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Leave files alone that changed in the last SECONDS.", show_default="120 in folders"
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False,
     as_json: AsJson = False,
     check: Check = False,
@@ -173,7 +257,9 @@ def compact(
                        allow_growth=allow_growth)  # fmt: skip
     where = _one_target(output, output_dir, in_place, dry_run)
     if where == "stdout" and as_json and not dry_run:
-        raise UsageError("--json goes with -o, --output-dir, --in-place or --dry-run: stdout carries the transcript")
+        raise UsageError(
+            "--json goes with -o, --output-dir, --in-place or --dry-run: stdout carries the transcript"
+        )
     done = (_in_place(paths, request, jobs, min_age) if where == "in place"
             else _to_targets(paths, request, where, output, output_dir, dry_run))  # fmt: skip
     _finish(_told(done, as_json, quiet, where), check)
@@ -193,7 +279,9 @@ def diag(
     compat: CompatOption = Compat.repaired,
     if_needed: Annotated[bool, typer.Option("--if-needed", help="Take the trigger into account.")] = False,
     log: LogOption = None,
-    read_log: Annotated[bool, typer.Option("--read-log", help="Show the log's skips by cause instead.")] = False,
+    read_log: Annotated[
+        bool, typer.Option("--read-log", help="Show the log's skips by cause instead.")
+    ] = False,
     as_json: AsJson = False,
     check: Check = False,
     quiet: Quiet = False,
@@ -203,6 +291,7 @@ def diag(
         return _show_log(log or _log_path(), as_json)
     from haocompact import diag as lines
     from haocompact import pipeline, show
+    from haocompact.compaction import NoCompaction
 
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
     request = _request(settings, format, leaf, log=log or _log_path(), if_needed=if_needed)
@@ -213,8 +302,8 @@ def diag(
         found.append(_compactable(planned))
         diagnosis = pipeline.explain(planned)
         skip = diagnosis.outcome if not _compactable(planned) else None
-        line = lines.compaction_line(skip) if isinstance(skip, pipeline.NoCompaction) else None
-        if line is not None and isinstance(skip, pipeline.NoCompaction):
+        line = lines.compaction_line(skip) if isinstance(skip, NoCompaction) else None
+        if line is not None and isinstance(skip, NoCompaction):
             _note(line, quiet)
             _note(pipeline.record_skip(skip, source.path, request), quiet)
         if as_json:
@@ -230,13 +319,22 @@ def diag(
 @app.command()
 def retrieve(
     path: Annotated[str, typer.Argument(help="A compacted transcript, or - for stdin.")] = "-",
-    hash: Annotated[str | None, typer.Argument(help="The 16 digits of a marker; without, the segments are listed.", show_default=False)] = None,
+    hash: Annotated[
+        str | None,
+        typer.Argument(
+            help="The 16 digits of a marker; without, the segments are listed.", show_default=False
+        ),
+    ] = None,
     from_message: Annotated[int, typer.Option(min=0, help="First message of the window (0-based).")] = 0,
-    budget: Annotated[int, typer.Option(min=1, help="Characters of a window; at least one message is shown.")] = 56 * 1024,
+    budget: Annotated[
+        int, typer.Option(min=1, help="Characters of a window; at least one message is shown.")
+    ] = 56 * 1024,
     raw: Annotated[bool, typer.Option("--raw", help="The original lines instead.")] = False,
     restore: Annotated[bool, typer.Option("--restore", help="The whole original, byte for byte.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Re-hash everything in the archive.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)
+    ] = None,
     format: FormatOption = None,
     archive: ArchiveOption = None,
     lang: LangOption = Lang.en,
@@ -339,15 +437,23 @@ def _settings_file(context: typer.Context) -> dict[str, Any]:
     """Defaults from the settings file: long option names as keys, for every command that has them."""
     import tomllib
 
-    path = Path(os.environ.get(SETTINGS_FILE) or _data_folder("config") / "config.toml")
+    named = os.environ.get(SETTINGS_FILE)
+    path = Path(named or _data_folder("config") / "config.toml")
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError) as error:
+        table: Any = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        if named is None and isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            return {}
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
         raise UsageError(f"{path}: {error}") from None
-    table = table.get("tool", {}).get("haocompact", table)
-    commands = {name: _option_names(command) for name, command in getattr(context.command, "commands", {}).items()}
+    for key in ("tool", "haocompact") if "tool" in table else ():
+        table = table.get(key, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"{path}: {key} is not a table")
+    commands = {
+        name: _option_names(command) for name, command in getattr(context.command, "commands", {}).items()
+    }
     known = sorted({key for names in commands.values() for key in names})
     for key in table:
         if key not in known:
@@ -367,11 +473,11 @@ def _nearest(key: str, known: list[str]) -> str:
 
 
 def _plan(source: Source, request: Request, quiet: bool) -> Planned:
-    from haocompact import pipeline
+    from haocompact import pipeline, show
 
     planned = pipeline.plan(source, request)
     for line in pipeline.warnings_of(planned):
-        _note(f"warning: {line}", quiet)
+        _note(f"warning: {show.visible(line)}", quiet)
     return planned
 
 
@@ -381,12 +487,23 @@ def _compactable(planned: Planned) -> bool:
     return not isinstance(planned.outcome, NoCompaction)
 
 
-def _each(paths: list[str] | None, request: Request, one: Callable[[Source, Request], None], as_json: bool) -> None:
+def _found(paths: list[str]) -> list[tuple[str, bool]]:
+    from haocompact import pipeline
+
+    found = list(pipeline.transcripts_under(paths))
+    if not found:
+        raise TranscriptError("no transcript in it (*.jsonl, *.jsonl.gz, *.jsonl.zst)", path=", ".join(paths))
+    return found
+
+
+def _each(
+    paths: list[str] | None, request: Request, one: Callable[[Source, Request], None], as_json: bool
+) -> None:
     """Run `one` over all transcripts; an unreadable one is reported and does not stop the others."""
     from haocompact import pipeline, show
 
     failed: HaoError | None = None
-    for path, _ in pipeline.transcripts_under(paths or ["-"]):
+    for path, _ in _found(paths or ["-"]):
         try:
             with pipeline.open_source(path, sys.stdin.buffer) as source:
                 one(source, request)
@@ -400,7 +517,11 @@ def _each(paths: list[str] | None, request: Request, one: Callable[[Source, Requ
 
 
 def _one_target(output: Path | None, output_dir: Path | None, in_place: bool, dry_run: bool) -> str:
-    given = [name for name, value in (("-o", output), ("--output-dir", output_dir), ("--in-place", in_place)) if value]
+    given = [
+        name
+        for name, value in (("-o", output), ("--output-dir", output_dir), ("--in-place", in_place))
+        if value
+    ]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} contradict each other")
     if dry_run:
@@ -412,12 +533,19 @@ def _to_targets(paths: list[str] | None, request: Request, where: str, output: P
                 dry_run: bool) -> Iterator[Done]:  # fmt: skip
     from haocompact import pipeline
 
-    names = [p for p, _ in pipeline.transcripts_under(paths or ["-"])]
+    names = [p for p, _ in _found(paths or ["-"])]
     if len(names) > 1 and where in ("stdout", "file"):
         raise UsageError(f"{len(names)} transcripts, one output: use --output-dir or --in-place")
-    if output is not None and output.exists() and names and names[0] != "-" and os.path.samefile(output, names[0]):
+    if (
+        output is not None
+        and output.exists()
+        and names
+        and names[0] != "-"
+        and os.path.samefile(output, names[0])
+    ):
         raise UsageError("-o names the transcript itself: use --in-place")
     if folder is not None:
+        _one_name_each(names, folder)
         folder.mkdir(parents=True, exist_ok=True)
     for path in names:
         try:
@@ -428,6 +556,18 @@ def _to_targets(paths: list[str] | None, request: Request, where: str, output: P
             yield pipeline.Done(path, error=error)
 
 
+def _one_name_each(names: list[str], folder: Path) -> None:
+    """Refuse to write one result over another, or over a transcript."""
+    given: dict[Path, str] = {}
+    for name in names:
+        target = folder / Path(name).name
+        if target in given:
+            raise UsageError(f"{given[target]} and {name} would both become {target}")
+        given[target] = name
+        if target.exists() and os.path.exists(name) and os.path.samefile(target, name):
+            raise UsageError(f"--output-dir is the folder of {name} itself: use --in-place")
+
+
 def _in_place(paths: list[str] | None, request: Request, jobs: int, min_age: float | None) -> Iterator[Done]:
     from concurrent.futures import ProcessPoolExecutor
 
@@ -436,12 +576,14 @@ def _in_place(paths: list[str] | None, request: Request, jobs: int, min_age: flo
     if not paths or "-" in paths:
         raise UsageError("--in-place needs files or folders")
     work = [(p, min_age if min_age is not None else 120.0 * in_folder)
-            for p, in_folder in pipeline.transcripts_under(paths)]  # fmt: skip
+            for p, in_folder in _found(paths)]  # fmt: skip
     if jobs == 1 or len(work) < 2:
         yield from (pipeline.attempt_in_place(p, request, age) for p, age in work)
         return
     with ProcessPoolExecutor(jobs) as executor:
-        yield from executor.map(pipeline.attempt_in_place, *zip(*((p, request, age) for p, age in work), strict=True))
+        yield from executor.map(
+            pipeline.attempt_in_place, *zip(*((p, request, age) for p, age in work), strict=True)
+        )
 
 
 def _told(done: Iterator[Done], as_json: bool, quiet: bool, where: str) -> Iterator[Done]:
@@ -457,7 +599,9 @@ def _told(done: Iterator[Done], as_json: bool, quiet: bool, where: str) -> Itera
         if one.skip is not None:
             _note(lines.compaction_line(one.skip), quiet)
         if one.degraded is not None:
-            _note(f"degraded: the summary failed ({show.visible(one.degraded)}); an excerpt stands in its place")
+            _note(
+                f"degraded: the summary failed ({show.visible(one.degraded)}); an excerpt stands in its place"
+            )
         _note(_error_line(one.error) if one.error else show.done_line(one), quiet and one.error is None)
         yield one
 
@@ -483,7 +627,11 @@ def _show_log(path: Path, as_json: bool) -> None:
     entries = [e for line in lines if (e := parse_log_line(line)) is not None]
     if as_json:
         for e in entries:
-            print(show.dumps({"version": 1, "time": e.time, "branch": e.branch, "sub": e.sub, "source": e.source}))
+            print(
+                show.dumps(
+                    {"version": 1, "time": e.time, "branch": e.branch, "sub": e.sub, "source": e.source}
+                )
+            )
         return
     _print(show.log_table(entries))
     print(f"{len(entries)} skips, {len(lines) - len(entries)} other lines")
@@ -539,8 +687,22 @@ def _error_line(error: HaoError) -> str:
     return f"haocompact: {visible(str(error))}"
 
 
+def _usage_text(text: str) -> str:
+    from haocompact.show import visible
+
+    return text if text.startswith("Usage:") else f"haocompact: {visible(text)}"
+
+
+def _reopen_closed_streams() -> None:
+    """A stream that the caller closed reads as empty and takes anything: notes never end up in another one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
 def main() -> NoReturn:
     """Run the command line: a HaoError is one line on stderr and its exit code; a closed pipe is no error."""
+    _reopen_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
@@ -552,6 +714,11 @@ def main() -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except SystemExit as exit:
+        if not isinstance(exit.__context__, BrokenPipeError):  # Typer turns a closed pipe into an exit
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
     except typer.Abort:
         code = 130
     except OSError as error:
@@ -561,7 +728,7 @@ def main() -> NoReturn:
     except Exception as error:
         if not hasattr(error, "exit_code") or not hasattr(error, "format_message"):
             raise
-        print(f"haocompact: {error.format_message()}", file=sys.stderr)
+        print(_usage_text(error.format_message()), file=sys.stderr)
         code = error.exit_code
     sys.exit(code)
 

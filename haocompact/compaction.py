@@ -185,7 +185,9 @@ def tiktoken_estimator(encoding: str) -> Estimator:
     except (OSError, KeyError) as error:  # requests' errors derive from OSError
         raise UsageError(f"the encoding {encoding} can't be loaded: set TIKTOKEN_CACHE_DIR to a folder that "
                          "has its file, or choose another --estimator") from error  # fmt: skip
-    return Estimator(f"tiktoken:{encoding}", lambda text: 4 * len(encode(text.encode("utf-8", "replace").decode())))
+    return Estimator(
+        f"tiktoken:{encoding}", lambda text: 4 * len(encode(text.encode("utf-8", "replace").decode()))
+    )
 
 
 def estimate_tokens(message: Message, estimator: Estimator) -> int:
@@ -377,6 +379,8 @@ def _keep_together(messages: Sequence[Message], cut: int, points: list[int],
     start = joined_start(messages, cut, points[0])
     if start == cut:
         return cut
+    while start not in points:  # a group that begins with a result
+        start = joined_start(messages, start - 1, points[0])
     group_only = _group_start(messages, cut) == start
     kept = sum(m.tokens(settings.estimator) for m in messages[start:])
     if group_only or kept <= 2 * settings.keep_recent_tokens:
@@ -575,7 +579,9 @@ def file_operations(summary: Message | None, removed: Iterable[Message],
     """Files named by the removed calls, and (R3) by the compactions before."""
     file_ops = FileOperations()
     if settings.repair and summary is not None and summary.files is not None:
-        file_ops = FileOperations(set(summary.files.read), set(summary.files.written), set(summary.files.edited))
+        file_ops = FileOperations(
+            set(summary.files.read), set(summary.files.written), set(summary.files.edited)
+        )
     for message in removed:
         if message.told:
             extract_file_ops_from_message(message, file_ops, settings.file_tools, settings.file_keys,
@@ -606,7 +612,9 @@ def _nothing_to_summarize(messages: Sequence[Message], compactable: Sequence[Mes
         "top3": [(i, size) for size, i in top],
         "head_roles": ["T" if m.role == "toolResult" else m.role[0].upper() for m in compactable[:10]],
     }
-    return NoCompaction("nothing_to_summarize", _sub_branch(compactable, sizes, cut, settings), figures, estimate)
+    return NoCompaction(
+        "nothing_to_summarize", _sub_branch(compactable, sizes, cut, settings), figures, estimate
+    )
 
 
 def _sub_branch(compactable: Sequence[Message], sizes: Sequence[int], cut: CutPoint,

@@ -75,7 +75,9 @@ class LogEntry:
     text: str
 
 
-_LOGGED = re.compile(r"^\[(?P<time>[\dT:.+\-Z ]+)\] \[COMPACT_NONE\] branch=(?P<branch>\w+)(?: .*?\bsub=(?P<sub>\w+))?")
+_LOGGED = re.compile(
+    r"^\[(?P<time>[\dT:.+\-Z ]+)\] \[COMPACT_NONE\] branch=(?P<branch>\w+)(?: .*?\bsub=(?P<sub>\w+))?"
+)
 _SOURCE = re.compile(r' source="((?:[^"\\]|\\.)*)"$')
 
 
@@ -120,7 +122,9 @@ def _explain_plan(plan: CompactionPreparation) -> str:
 Figures = dict[str, object]
 _EXPLAIN: dict[str, Callable[[Figures], str]] = {
     "empty_messages": lambda f: "The transcript holds no message.",
-    "tail_is_summary": lambda f: "The last thing in the conversation is a summary: there is nothing new to compact.",
+    "tail_is_summary": lambda f: (
+        "The last thing in the conversation is a summary: there is nothing new to compact."
+    ),
     "compactable_empty": lambda f: "The conversation is nothing but a summary.",
     "no_valid_cut_points": lambda f: "No message could start a kept tail: there are only tool results.",
     "total_below_keep_recent": lambda f: (
@@ -143,7 +147,9 @@ _EXPLAIN: dict[str, Callable[[Figures], str]] = {
         f"The summary would have about {f['summary_tokens']} tokens, the {f['removed_tokens']} it replaces are "
         "not more: nothing would be gained."
     ),
-    "cooldown": lambda f: f"The last compaction was {f['seconds']} s ago, less than the cooldown of {f['cooldown']} s.",
+    "cooldown": lambda f: (
+        f"The last compaction was {f['seconds']} s ago, less than the cooldown of {f['cooldown']} s."
+    ),
     "segment_too_short": lambda f: (
         f"{f['msgs']} messages: the first turn, one message and the last {f['tail_keep']} are the least."
     ),
@@ -169,7 +175,10 @@ def _suggest(messages: Sequence[Message], settings: CompactionSettings, skip: No
         return ["there is nothing to compact and that is right"]
     return {
         "below_trigger": ["leave out --if-needed", "give the real --window of the model"],
-        "no_gain": ["a smaller --keep-recent summarises more at once", "--allow-growth writes it all the same"],
+        "no_gain": [
+            "a smaller --keep-recent summarises more at once",
+            "--allow-growth writes it all the same",
+        ],
         "cooldown": ["wait, or leave out --cooldown"],
     }.get(skip.branch, ["there is nothing to compact and that is right"])
 

@@ -6,8 +6,8 @@ An entry is one line under one heading of the seed's format, in the words of who
 writes, `parse` reads back exactly, so the next compaction goes on where this one stopped. A previous summary
 that `render` did not write is carried as quoted lines under its own heading.
 
-What is kept is decided by `judge_*` (how much a sentence looks like a rule, a goal, an exact fact) and `POOLS`
-(which entries compete for which share of the budget).
+What is kept is decided by `judge_*` (how much a sentence looks like a rule, a goal, an exact fact) and by
+`POOLS` (which entries compete for which share of the budget).
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from haocompact.compaction import COMPACTION_SUMMARY, Message, Part, Shell, Text, Thinking, ToolCall, ToolResult
+from haocompact.compaction import (
+    COMPACTION_SUMMARY,
+    Message,
+    Part,
+    Shell,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+)
 
 MIN_CHARS, MAX_CHARS, RATIO = 2_000, 12_000, 0.2
 TURN_SEPARATOR = "\n\n---\n\n**Turn Context (split turn):**\n\n"
@@ -61,8 +70,37 @@ _CODE_VALUE = re.compile(
     r"[$<{(\[*%]|.*[(\[{]|(?:none|null|true|false|str|string|undefined|required|optional)\b", re.I
 )
 _SECRET_HINTS = (
-    *("pass", "pwd", "secret", "token", "key", "bearer", "basic", "://", "akia", "aiza", "eyj", "sk-", "sk_", "pk_"),
-    *("rk_", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat", "xox", "npm_", "hf_", "glpat", "pk-", "rk-"),
+    *(
+        "pass",
+        "pwd",
+        "secret",
+        "token",
+        "key",
+        "bearer",
+        "basic",
+        "://",
+        "akia",
+        "aiza",
+        "eyj",
+        "sk-",
+        "sk_",
+        "pk_",
+    ),
+    *(
+        "rk_",
+        "ghp_",
+        "gho_",
+        "ghs_",
+        "ghu_",
+        "ghr_",
+        "github_pat",
+        "xox",
+        "npm_",
+        "hf_",
+        "glpat",
+        "pk-",
+        "rk-",
+    ),
     *("密码", "口令", "密钥"),
 )
 
@@ -131,7 +169,9 @@ def cut_middle(text: str, limit: int) -> str:
 
 def _is_boundary(text: str, index: int) -> bool:
     left, right = text[index - 1], text[index]
-    joins = unicodedata.combining(right) or right in "\u200d\ufe0f" or left == "\u200d" or "🏻" <= right <= "🏿"
+    joins = (
+        unicodedata.combining(right) or right in "\u200d\ufe0f" or left == "\u200d" or "🏻" <= right <= "🏿"
+    )
     return not joins and not (_is_word(left) and _is_word(right))
 
 
@@ -145,21 +185,22 @@ def _set(words: str) -> frozenset[str]:
 
 
 _STOP = _set(
-    """the a an and or but if then than that this these those there here it its is are was were be been being am
-    do does did done doing have has had having will would shall should can could may might must not no nor of in
-    on at to for from by with without into onto over under about as so such too very just also only even still yet
-    again more most less least some any all each every both either neither other another own same you your yours
-    we our ours us i me my mine he she they them their his her who whom which what when where why how let lets
-    please make made get got use used using want wants need needs like actually instead now rather change changed
-    switch sure ok okay yes never always dont don doesn isn cant won first last new old thing things way going go
-    one ones up down out off per via because since while after before until really think know see say said put
-    keep kept set don't can't doesn't isn't it's that's i'd i'll i've we're we'll let's there's what's day days"""
+    """the a an and or but if then than that this these those there here it its is are was were be been being
+    am do does did done doing have has had having will would shall should can could may might must not no
+    nor of in on at to for from by with without into onto over under about as so such too very just also
+    only even still yet again more most less least some any all each every both either neither other
+    another own same you your yours we our ours us i me my mine he she they them their his her who whom
+    which what when where why how let lets please make made get got use used using want wants need needs
+    like actually instead now rather change changed switch sure ok okay yes never always dont don doesn isn
+    cant won first last new old thing things way going go one ones up down out off per via because since
+    while after before until really think know see say said put keep kept set don't can't doesn't isn't
+    it's that's i'd i'll i've we're we'll let's there's what's day days"""
 )
 _NUMBERS = _set(
-    """two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty sixty hundred
-    thousand million half twice once double triple quarterly weekly daily monthly monday tuesday wednesday
-    thursday friday saturday sunday weekend january february april june july august september october november
-    december"""
+    """two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty sixty
+    hundred thousand million half twice once double triple quarterly weekly daily monthly monday tuesday
+    wednesday thursday friday saturday sunday weekend january february april june july august september
+    october november december"""
 )
 _TOKEN = re.compile(r"[\w$€£~@#%./:+?&=-]*[\w%]", re.A)
 _CODE_NAME = re.compile(r"\w*_\w|[a-z]+[A-Z]|[A-Z]\w*[A-Z]|\w+\.\w", re.A)
@@ -168,7 +209,8 @@ _STARTS = re.compile(r"(?:^|[.:!?] |^[\w' ]{2,20}, )[\"'(]*([A-Z]\w*)", re.A)  #
 _NUMBER = re.compile(r"[$€£~+-]?\d[\w.,:%+-]*$", re.A)
 _HAN = re.compile("[\u3400-\u9fff\u3040-\u30ff\uac00-\ud7af]+")
 _HAN_NUMBER = re.compile(
-    "[零一二两三四五六七八九十百千万半]+(?:个|次|天|日|秒|分钟|小时|行|页|元|倍|层|周|月|年|条|台|份|种|人|号)|周[一二三四五六日]"
+    "[零一二两三四五六七八九十百千万半]+"
+    "(?:个|次|天|日|秒|分钟|小时|行|页|元|倍|层|周|月|年|条|台|份|种|人|号)|周[一二三四五六日]"
 )
 _HAN_STOP = re.compile("[的了是不要把成为在和请就都也还只别能会将我你他这那个上下用改换]")
 _WORD = re.compile(r"[a-z][a-z']+")
@@ -249,13 +291,16 @@ def _stem(word: str) -> str:
 
 # ------------------------------------------------------------------------------------- sentences
 _END = re.compile(
-    r"(?<=[.!?])(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\betc\.)(?<!\bvs\.)(?<!\bno\.)(?<!\bNo\.)[\"')*]*\s+|(?<=[。！？；])\s*"
+    r"(?:(?<=[.!?])(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\betc\.)(?<!\bvs\.)(?<!\b[Nn]o\.)|(?<=[.!?][\"')*”’]))\s+"
+    r"|(?<=[。！？；])\s*"
 )
 _WRAP = re.compile(r"(?<=[\w,)])\n(?=[a-z])")
+_INLINE = re.compile(r"`[^`]*`|\(\)")
 _BULLET = re.compile(r"\s*(?:(?:[-*•+]|\d{1,2}[.)、]|[（(]\d{1,2}[)）])\s+(?:\[[ xX~]\]\s*)?|>\s?)")
 _FLAT_BULLET = re.compile(r" (?:[-•] |\d\. )(?=\S)")
 _LOOSE = re.compile(
-    r"at [\w.<>$]+ ?\(|File \"|\+\+\+|---|@@|[|$➜]|(?:import|from) [\w.{}*, ]+ (?:import|from) |import [\w.]+$"
+    r"at [\w.<>$]+ ?\(|File \"|\+\+\+|---|@@|[|$➜]|(?:import|from) [\w.{}*, ]+ (?:import|from) "
+    r"|import [\w.]+$"
 )
 
 
@@ -282,7 +327,8 @@ def sentences(text: str) -> Iterator[Said]:
 
 def looks_like_prose(text: str) -> bool:
     """Words with few code marks: `x = f(y);` and `at foo (a.js:1:2)` are none."""
-    marks = sum(map(text.count, '{}();=<>|\\[]"'))
+    bare = _INLINE.sub("", text)
+    marks = sum(map(bare.count, '{}();=<>|\\[]"'))
     if not text.isascii() and _HAN.search(text):
         return marks * 5 <= len(text)
     return marks * 11 <= len(text) and not _LOOSE.match(text) and not text.endswith((";", "{", "}"))
@@ -310,66 +356,71 @@ def _cue(words: str, phrases: str, cjk: str = "") -> Cue:
 
 
 STRONG = _cue(
-    """must mustn't never always cannot can't don't dont shall nobody nothing forbidden forbid forbids prohibited ban
-    bans banned mandatory strictly only should shouldn't ought required requires require requirement prefer prefers
-    preferred preferably avoid refrain deadline budget ensure remember unless convention policy negotiable exception
-    exceptions allowed permitted limit compulsory obligatory""",
-    """_do_not_ _may_not_ _no_one_ _at_most_ _at_least_ _no_more_ _no_less_ _no_later_ _no_longer_than_ _under_no_
-    _off_limits _off-limits _hands_off _has_to_ _have_to_ _from_now_on _going_forward _make_sure _instead_of_
-    _rather_than_ _house_rule _are_to_be_ _is_to_be_ _can_not_ _in_no_case _no_way _needs_to_be _need_to_be
-    _well_alone _alone.""",
-    """必须 不要 不能 不得 不可 禁止 只能 只用 只准 只许 务必 一定要 总是 永远 千万 绝不 绝对 尽量 优先 最好 不超过 至少 最多
-    以内 截止 预算 应该 应当 统一 一律 不许 不准 避免 记住 每次都 别动 别用 别改 别碰 上限 必ず 絶対 しないで のみ ないこと
-    べき 優先 常に てください 반드시 절대 하지마 마세요 항상 금지 해야 이내 우선""",
+    """must mustn't never always cannot can't don't dont shall nobody nothing forbidden forbid forbids
+    prohibited ban bans banned mandatory strictly only should shouldn't ought required requires require
+    requirement prefer prefers preferred preferably avoid refrain deadline budget ensure remember unless
+    convention policy negotiable exception exceptions allowed permitted limit compulsory obligatory""",
+    """_do_not_ _may_not_ _no_one_ _at_most_ _at_least_ _no_more_ _no_less_ _no_later_ _no_longer_than_
+    _under_no_ _off_limits _off-limits _hands_off _has_to_ _have_to_ _from_now_on _going_forward
+    _make_sure _instead_of_ _rather_than_ _house_rule _are_to_be_ _is_to_be_ _can_not_ _in_no_case
+    _no_way _needs_to_be _need_to_be _well_alone _alone.""",
+    """必须 不要 不能 不得 不可 禁止 只能 只用 只准 只许 务必 一定要 总是 永远 千万 绝不 绝对 尽量 优先 最好
+    不超过 至少 最多 以内 截止 预算 应该 应当 统一 一律 不许 不准 避免 记住 每次都 别动 别用 别改 别碰
+    上限 必ず 絶対 しないで のみ ないこと べき 優先 常に てください 반드시 절대 하지마 마세요 항상 금지
+    해야 이내 우선""",
 )
 WEAK = _cue(
-    """keep stick use using uses every everything everyone all each any none no without whenever until before after
-    within maximum minimum max min limited limits cap capped under over name named call called leave treat want wants
-    like likes hate hates love need needs english german french chinese japanese korean spanish goes stays lives
-    belongs expect expects supposed favour favor style rather target support please tops due ship ships taste habit
-    usually skip anything anyone anywhere ignore fan beats freeze frozen starts start reserved nowhere everywhere""",
-    "_up_to_ _less_than_ _fewer_than_ _end_of_ _more_than_ _i'd_ _by_the_ _in_time _per_ _at_the_latest _so_long_as_",
-    """请用 使用 喜欢 偏好 想要 需要 所有 每个 每次 都要 保持 放在 之前 之后 以下 以上 不用 习惯 希望 支持 只 别 都 までに
-    ください 까지 꼭""",
+    """keep stick use using uses every everything everyone all each any none no without whenever until
+    before after within maximum minimum max min limited limits cap capped under over name named call
+    called leave treat want wants like likes hate hates love need needs english german french chinese
+    japanese korean spanish goes stays lives belongs expect expects supposed favour favor style rather
+    target support please tops due ship ships taste habit usually skip anything anyone anywhere ignore
+    fan beats freeze frozen starts start reserved nowhere everywhere""",
+    """_up_to_ _less_than_ _fewer_than_ _end_of_ _more_than_ _i'd_ _by_the_ _in_time _per_ _at_the_latest
+    _so_long_as_""",
+    """请用 使用 喜欢 偏好 想要 需要 所有 每个 每次 都要 保持 放在 之前 之后 以下 以上 不用 习惯 希望 支持
+    只 别 都 までに ください 까지 꼭""",
 )
 AIM = _cue(
     "goal goals aim aims aiming objective purpose mission eventually ultimately deliverable hope hoping",
-    """_trying_to_ _i_want_ _we_want_ _we_need_ _i_need_ _i'd_like_ _the_point_ _so_that_ _end_up_with_ _the_idea_
-    _the_task _your_task _your_job _in_the_end _after_is_ _we're_after _i'm_after _we_plan_ _intend_to_
-    _to_be_able_to_ _what_matters _the_plan_is""",
+    """_trying_to_ _i_want_ _we_want_ _we_need_ _i_need_ _i'd_like_ _the_point_ _so_that_ _end_up_with_
+    _the_idea_ _the_task _your_task _your_job _in_the_end _after_is_ _we're_after _i'm_after _we_plan_
+    _intend_to_ _to_be_able_to_ _what_matters _the_plan_is""",
     "目标 目的 想要 希望 任务 最终 打算 計画 目標 목표",
 )
 DECIDES = _cue(
-    """decide decided decision decisions chose choose chosen choice settled opted opt picked pick rejected adopt
-    adopted because therefore agreed concluded discarded""",
-    """_went_with _go_with _going_with _ruled_out _trade-off _instead_of_ _rather_than_ _turned_out _turns_out
-    _root_cause _the_reason _which_is_why _due_to_ _plan_to_""",
+    """decide decided decision decisions chose choose chosen choice settled opted opt picked pick rejected
+    adopt adopted because therefore agreed concluded discarded""",
+    """_went_with _go_with _going_with _ruled_out _trade-off _instead_of_ _rather_than_ _turned_out
+    _turns_out _root_cause _the_reason _which_is_why _due_to_ _plan_to_""",
     "决定 选择 选用 采用 因为 之所以 改用 原因 结论 选定 放弃 決定 採用 ため 결정 선택 때문",
 )
 STATES = _cue(
-    """is are was were has had uses used runs ran listens expires returns stores stored takes took costs lives sits
-    needs requires accepts allows rejects supports contains holds belongs owns owned handles measured found points
-    defaults called named comes came falls drops fails failed means starts ends became equals sends caps capped
-    limited reached peaked averages lasts lags remains seen reported keeps reads writes scans depends expects throws
-    talks offers ships serves breaks slips hits sends allocates exceeds""",
+    """is are was were has had uses used runs ran listens expires returns stores stored takes took costs
+    lives sits needs requires accepts allows rejects supports contains holds belongs owns owned handles
+    measured found points defaults called named comes came falls drops fails failed means starts ends
+    became equals sends caps capped limited reached peaked averages lasts lags remains seen reported
+    keeps reads writes scans depends expects throws talks offers ships serves breaks slips hits sends
+    allocates exceeds""",
     "_will_be_ _set_to_ _can_be_",
     "是 为 在 有 用 需 耗时 位于 达到 超过 低于 です ます 입니다",
 )
 CORRECTS = _cue(
-    """actually instead correction change changed changing changes switch switched replace replaced rename renamed
-    sorry oops mixed revise revised superseded supersedes bump bumped raise raised lower lowered increase increased reduce reduced
-    extend extended update updated wrong mistake override overridden outdated stale now moved move meant misspoke
-    rather migrated swap swapped postponed""",
-    """_no_longer_ ,_not_ _scratch_that _on_second_th _make_it_ _make_that_ _pushed_ _after_all _turns_out _not_right
-    _changed_my_mind _these_days _from_now_on _than_i_said _forget_ _i_said_ _hmm_ ._no,_ _on_reflection
-    _from_today _in_place_of_ _second_thought""",
-    """改成 改为 换成 改用 其实 更正 不再 不用了 取消 调整 应为 而不是 说错 搞错 推迟 提前到 変更 訂正 代わりに 실은 변경 대신""",
+    """actually instead correction change changed changing changes switch switched replace replaced rename
+    renamed sorry oops mixed revise revised superseded supersedes bump bumped raise raised lower lowered
+    increase increased reduce reduced extend extended update updated wrong mistake override overridden
+    outdated stale now moved move meant misspoke rather migrated swap swapped postponed""",
+    """_no_longer_ ,_not_ _scratch_that _on_second_th _make_it_ _make_that_ _pushed_ _after_all _turns_out
+    _not_right _changed_my_mind _these_days _from_now_on _than_i_said _forget_ _i_said_ _hmm_ ._no,_
+    _on_reflection _from_today _in_place_of_ _second_thought""",
+    """改成 改为 换成 改用 其实 更正 不再 不用了 取消 调整 应为 而不是 说错 搞错 推迟 提前到 変更 訂正
+    代わりに 실은 변경 대신""",
 )
 TELLS = _cue(
-    """note warning important limit limited limits expire expires deadline only requires required default defaults must
-    max maximum min minimum deprecated removed port version quota owner scheduled downtime until since budget retention
-    timeout endpoint threshold reserved locked unsupported disabled enabled frozen maintenance contact lags behind
-    region plan""",
+    """note warning important limit limited limits expire expires deadline only requires required default
+    defaults must max maximum min minimum deprecated removed port version quota owner scheduled downtime
+    until since budget retention timeout endpoint threshold reserved locked unsupported disabled enabled
+    frozen maintenance contact lags behind region plan""",
     "_will_be_ _at_most_ _up_to_",
     "注意 警告 限制 到期 默认 必须 版本 端口 上限",
 )
@@ -379,30 +430,30 @@ PLANS = _cue(
     "下一步 待办 剩余 接下来 次の",
 )
 _NARRATES = re.compile(
-    r"(?:now,? )?(?:let me|let['’]s|i['’]ll|i will|i['’]m (?:going|now)|i need to|i should|i can see|i see|next,|first,"
-    r"|perfect|great|good|excellent|done|ok(?:ay)?\b|sure|looking|checking|here['’]s|here (?:is|are)|the user|you['’]re"
-    r"|wait|hmm|thank|sorry|now\b|would you|do you|shall i|what would|you can|让我|我来|现在|好的|接下来|首先|我会|我将)",
+    r"(?:now,? )?(?:let me|let['’]s|i['’]ll|i will|i['’]m (?:going|now)|i need to|i should|i can see|i see"
+    r"|next,|first,|perfect|great|good|excellent|done|ok(?:ay)?\b|sure|looking|checking|here['’]s"
+    r"|here (?:is|are)"
+    r"|the user|you['’]re|wait|hmm|thank|sorry|now\b|would you|do you|shall i|what would|you can"
+    r"|让我|我来|现在|好的|接下来|首先|我会|我将)",
     re.I,
 )
 _DID = re.compile(
-    r"(?:i['’]ve |i (?:have |just )?|all |we )?(?:updated?|added|fixed|removed?|created|changed|moved|renamed|implemented"
-    r"|refactored|wrote|rewrote|committed|pushed|deleted|replaced|extracted|installed|cleaned|verified|completed"
-    r"|已|完成|修复了|添加了|新增)\b",
+    r"(?:i['’]ve |i (?:have |just )?|all |we )?(?:updated?|added|fixed|removed?|created|changed|moved|renamed"
+    r"|implemented|refactored|wrote|rewrote|committed|pushed|deleted|replaced|extracted|installed|cleaned"
+    r"|verified|completed|已|完成|修复了|添加了|新增)\b",
     re.I,
 )
 _ASKS = re.compile(
-    r"(?:can|could|would|will|what(?! (?:we|i))|why|how|where|when (?:do|does|did|will|can|is)|who|which|is|are|do you"
-    r"|does|did|should)\b|(?:怎么|为什么|什么|能不能)",
+    r"(?:can|could|would|will|what(?! (?:we|i))|why|how|where|when (?:do|does|did|will|can|is)|who|which|is"
+    r"|are|do you|does|did|should)\b|(?:怎么|为什么|什么|能不能)",
     re.I,
 )
 _ORDERS = re.compile(
-    r"(?:(?:please|now|then|and|also|ok,?|alright,?|btw,?) )*(?:fix|add|create|read|look|check|show|update|implement"
-    r"|refactor|continue|write|run|find|give|tell|explain|remove|delete|make|start|try|do|commit|push|open|move|copy"
-    r"|build|test|review)\b",
+    r"(?:(?:please|now|then|and|also|ok,?|alright,?|btw,?) )*(?:fix|add|create|read|look|check|show|update"
+    r"|implement|refactor|continue|write|run|find|give|tell|explain|remove|delete|make|start|try|do|commit|push"
+    r"|open|move|copy|build|test|review)\b",
     re.I,
 )
-
-
 _OWN = (" i'm ", " i am ", " my ", " our ", " we ", " for me ", " to me ", " the ", " you'll ")
 
 
@@ -435,7 +486,9 @@ def judge_assistant(said: Said) -> tuple[str, float]:
     plain = not said.bullet and text.endswith((".", "。", "!")) and "**" not in text
     quoted = sum(f"`{v}" in said.low or f"{v}`" in said.low for v in said.values)
     weight = min(said.substance - 0.3 * quoted, 3.2) + 0.4 * states + 1.2 * plain
-    weight -= 0.8 * said.bullet + 0.3 * min(3, text.count("`") // 2) + 1.2 * (not (plain or states or decides))
+    weight -= (
+        0.8 * said.bullet + 0.3 * min(3, text.count("`") // 2) + 1.2 * (not (plain or states or decides))
+    )
     weight -= len(text) / 120 + 2 * (_width(text) < 30) + 3 * text.endswith((":", "：", "?", "？"))
     if _NARRATES.match(text) and not said.values:
         return FACT, weight - 4
@@ -454,7 +507,9 @@ def judge_tool(line: str) -> float:
     return weight - min(3.0, 0.4 * marks) - len(line) / 160 - _LOW_LINE.get(line[:2], 0.0)
 
 
-_JOINS = _set("the of to in on at by with than for and until before after from over per is are was not will has a an be")
+_JOINS = _set(
+    "the of to in on at by with than for and until before after from over per is are was not will has a an be"
+)
 _LOW_LINE = {"//": 1.2, "* ": 1.2, "# ": 1.0, "- ": 0.5, "> ": 0.5, "/*": 1.2, "dr": 0.5, "-r": 2.0}
 
 
@@ -511,7 +566,13 @@ _BY_HEADING = {s.heading: s for s in (*SECTIONS, *TURN_SECTIONS)}
 _BY_KIND = {s.kind: s for s in (*SECTIONS, *TURN_SECTIONS)}
 _TURN_KINDS = (ASKED, EARLY, AROUND)
 _ABOUT = frozenset((GOAL, RULE, FACT, DECISION, EARLIER, EARLY, AROUND))
-TAGS = {LATEST: "Latest request: ", USER: "User: ", SYSTEM: "System: ", TOOL: "Tool: ", ASSISTANT: "Proposed: "}
+TAGS = {
+    LATEST: "Latest request: ",
+    USER: "User: ",
+    SYSTEM: "System: ",
+    TOOL: "Tool: ",
+    ASSISTANT: "Proposed: ",
+}
 _LEFT_OUT = re.compile(r"\((\d{1,12}) older entries are only in the original\)")
 _COMMAND = re.compile(r"`([^`]+)` (?:failed|ok)\b")
 _EDITED = re.compile(r"Edited `([^`]+)`(?: \((\d{1,9}) times\))?$")
@@ -533,7 +594,7 @@ _VARYING = re.compile(r"'[^']{0,80}'|\b[0-9a-f]{7,40}\b|\d[0-9a-f.:-]*")
 
 
 def key_of(kind: str, text: str, who: str) -> str:
-    """What makes two entries the same: the command, the file, the words; of an output, all but its figures."""
+    """What makes two entries the same: command, file or words; of an output, all but its figures."""
     if who == TOOL and kind in (FACT, AROUND):
         return "`" + shape_of(text)
     if kind in (DONE, BLOCKED, EARLY):
@@ -569,7 +630,7 @@ class Ledger:
     @classmethod
     def of(cls, previous: str | None) -> Ledger:
         """The ledger that a previous summary holds, whoever wrote it."""
-        text = (previous or "").strip()
+        text = (previous or "").replace("\r\n", "\n").strip()
         ledger = parse(text) if text else cls()
         return cls(_quoted(text)) if ledger is None else ledger
 
@@ -767,10 +828,13 @@ def _parse_line(line: str, section: Section) -> Entry | None:
 def weighed(entry: Entry) -> Entry:
     """Weigh an entry read back by its words alone; that it was kept before counts a little."""
     said = Said(entry.text)
-    if entry.kind == EARLIER:
+    if entry.kind in (DOING, NEXT):
+        entry.weight = PLANNED
+    elif entry.kind == EARLIER:
         entry.weight = max(judge_user(said)[1], judge_assistant(said)[1])
     elif entry.who in (USER, SYSTEM):
         entry.weight = max(judge_user(said)[1], {RULE: 6.0, FACT: 5.5}.get(entry.kind, 2.0)) + 1
+        entry.weight += entry.kind == RULE
         entry.weight -= 3 * (entry.who == SYSTEM)
     elif entry.who == TOOL and entry.kind in (FACT, AROUND):
         entry.weight = judge_tool(entry.text) + 0.7
@@ -795,9 +859,9 @@ RULES = Pool(0.30, (RULE,), (USER,), 0)
 WORK = Pool(0.06, (DONE,), _ANYONE, 9)
 POOLS = (
     RULES,
-    Pool(0.40, (EARLIER,), (SYSTEM,), 0),
-    Pool(0.05, (DOING,), _ANYONE, 0),
-    Pool(0.06, (NEXT,), _ANYONE, 0),
+    Pool(0.50, (EARLIER,), (SYSTEM,), 0),
+    Pool(0.06, (DOING,), _ANYONE, 0),
+    Pool(0.10, (NEXT,), _ANYONE, 0),
     Pool(0.05, (BLOCKED,), _ANYONE, 9),
     Pool(0.14, (FACT, DECISION), (USER,)),
     Pool(0.10, (GOAL,), (USER,), 2),
@@ -807,6 +871,7 @@ POOLS = (
     Pool(0.10, (EARLY,), _ANYONE),
     Pool(0.10, (AROUND,), _ANYONE),
 )
+PLANNED = 6.0  # the weight of a plan's steps
 WORTH = 2.5  # entries of less are not used to fill up what room is left
 SPARE = 700  # below this budget there is no room for "(none)"
 _Ranked = tuple[float, int, Entry]
@@ -821,7 +886,8 @@ def fit(ledger: Ledger, budget: int) -> Ledger:
     scored = [_ranked(pool, entries, ledger.seen) for pool in POOLS]
     for pool, ranked in zip(POOLS, scored, strict=True):
         room -= _take(ranked, min(room, int(pool.share * budget)), chosen)
-    room -= _take(scored[0], room, chosen)
+    for ranked in scored[:2]:
+        room -= _take(ranked, room, chosen)
     room -= _take(_ranked(WORK, entries, ledger.seen), min(room, int(WORK.share * budget)), chosen)
     worth = (x for ranked in scored for x in ranked if x[0] >= WORTH)
     _take(sorted(worth, key=lambda x: (-x[0], -x[1])), room, chosen)
@@ -874,15 +940,20 @@ def _take(ranked: Iterable[_Ranked], room: int, chosen: set[int]) -> int:
 
 # ------------------------------------------------------------------------------------- reading messages
 _OPENING = re.compile(r"<([A-Za-z][\w-]{0,60})\b[^<>]{0,400}>")
-_INJECTED = _set("instructions environment output stdout stderr returncode context documents attachment observation")
-_NOT_A_REQUEST = (
-    "Caveat: The messages below",
-    "[Request interrupted",
-    "# AGENTS.md instructions",
-    "This session is being continued",
-    "Another language model started",
+_INJECTED = _set(
+    "instructions environment output stdout stderr returncode context documents attachment observation"
 )
-_OBSERVED = ("OBSERVATION:", "Observation:", "EXECUTION RESULT", "Exit code:", "Tool result:", "Command output:")
+_NOT_A_REQUEST = ("Caveat: The messages below", "[Request interrupted")
+_STANDING = ("# AGENTS.md instructions", "# CLAUDE.md", "Contents of ")
+_SUMMARIES = ("This session is being continued from a previous", "Another language model started to solve")
+_OBSERVED = (
+    "OBSERVATION:",
+    "Observation:",
+    "EXECUTION RESULT",
+    "Exit code:",
+    "Tool result:",
+    "Command output:",
+)
 
 
 def without_injected(text: str) -> str:
@@ -893,7 +964,8 @@ def without_injected(text: str) -> str:
     position, unclosed = 0, set[str]()
     for match in _OPENING.finditer(text):
         tag = match[1]
-        if match.start() < position or tag in unclosed or not ({"-", "_"} & set(tag) or tag.lower() in _INJECTED):
+        injected = "-" in tag or "_" in tag or tag.lower() in _INJECTED
+        if match.start() < position or tag in unclosed or not injected:
             continue
         end = text.find(f"</{tag}>", match.end()) if len(unclosed) < 50 else -1
         if end < 0:
@@ -928,6 +1000,7 @@ class Reader:
         self.ledger = ledger
         self.in_turn = False
         self.chars = 0
+        self.carried = 0
         self._planned = False
         self._heard: Entry | None = None
         self._calls: dict[str | None, Call] = {}
@@ -948,7 +1021,9 @@ class Reader:
             elif isinstance(part, ToolCall):
                 self._call(part)
             elif isinstance(part, ToolResult):
-                self._result(self._calls.pop(part.id, Call(part.name or "tool")), "\n".join(part.texts), part.is_error)
+                self._result(
+                    self._calls.pop(part.id, Call(part.name or "tool")), "\n".join(part.texts), part.is_error
+                )
             elif isinstance(part, Shell):
                 self._result(_command_call("bash", part.command), part.output, bool(_exit_code(part.status)))
 
@@ -967,6 +1042,8 @@ class Reader:
 
     def _absorb(self, text: str) -> None:
         """A summary that stands among the messages is taken in as the previous one is."""
+        self.carried += len(text)
+        self.chars -= len(text)
         other = Ledger.of(re.split(r"\n\n(?=<read-files>\n|<modified-files>\n|<<ccr:)", text.strip())[0])
         _fold_turn(other)
         self.ledger.left_out += other.left_out
@@ -979,8 +1056,8 @@ class Reader:
     def _user(self, text: str) -> None:
         if not text or text.startswith(_NOT_A_REQUEST):
             return
-        if text.startswith(_OBSERVED):
-            self._result(Call(), text, False)
+        if text.startswith((*_OBSERVED, *_STANDING, *_SUMMARIES)):
+            self._by_others(text)
             return
         self._demote()
         own, pasted = own_words(text)
@@ -992,6 +1069,15 @@ class Reader:
                 self.ledger.clear(ASKED)
             self._heard = Entry(ASKED, latest, USER) if self.in_turn else Entry(GOAL, latest, LATEST)
             self.ledger.put(self._heard)
+
+    def _by_others(self, text: str) -> None:
+        """What a client sends in the user's name: outputs, standing instructions, its own summaries."""
+        if text.startswith(_OBSERVED):
+            self._result(Call(), text, False)
+        elif text.startswith(_STANDING):
+            self._system(text)
+        else:
+            self._absorb(text)
 
     def _demote(self) -> None:
         """The request that was the latest becomes one of the requests."""
@@ -1044,7 +1130,9 @@ class Reader:
             return
         boxes = _CHECKBOX.findall(text)
         if len(boxes) >= 2:
-            self._plan([({" ": "pending", "~": "in_progress"}.get(mark, "completed"), item) for mark, item in boxes])
+            self._plan(
+                [({" ": "pending", "~": "in_progress"}.get(mark, "completed"), item) for mark, item in boxes]
+            )
 
     def _plan(self, items: list[tuple[str, str]]) -> None:
         """The last state of a plan replaces the one before; what it completed is done."""
@@ -1052,7 +1140,7 @@ class Reader:
         for status, text in items:
             kind = _STATUS.get(status.lower().replace("-", "_"), NEXT)
             if kind:
-                self.ledger.add(kind, text, USER if kind == NEXT else ASSISTANT, 2.0, limit=200)
+                self.ledger.add(kind, text, USER if kind == NEXT else ASSISTANT, PLANNED, limit=200)
 
     def _task(self, arguments: Mapping[str, object]) -> None:
         """Single tasks: created by subject, later updated by number."""
@@ -1098,7 +1186,9 @@ class Reader:
             known = self.ledger.at(f"`{call.path}")
             match = _EDITED.match(known.text) if known else None
             times = int(match[2] or 1) + 1 if match else 1
-            self.ledger.add(done, f"Edited `{call.path}`" + (f" ({times} times)" if times > 1 else ""), ASSISTANT)
+            self.ledger.add(
+                done, f"Edited `{call.path}`" + (f" ({times} times)" if times > 1 else ""), ASSISTANT
+            )
         elif call.command and _NOTABLE.search(call.command):
             outcome = _outcome(call.command, text)
             self.ledger.add(done, f"`{call.label}` ok" + (f": {outcome}" if outcome else ""), ASSISTANT, 2.0)
@@ -1111,7 +1201,9 @@ class Reader:
             self._outputs.clear()
         self._outputs[hash(text)] = None
         found = plain_lines(without_injected(text) if "<system-" in text else text)
-        common = min(1.5, math.log2(len(found) + 1) / 4)  # one plain line among code or logs tells more than a page
+        common = min(
+            1.5, math.log2(len(found) + 1) / 4
+        )  # one plain line among code or logs tells more than a page
         for weight, line in sorted(found, key=lambda p: -p[0])[:6]:
             if not besides or besides not in line:
                 self.ledger.add(self._placed(FACT), line, TOOL, weight - common - self._routine(line))
@@ -1149,7 +1241,9 @@ def _fold_turn(ledger: Ledger) -> None:
         entry.gone = True
         done = any(p.match(entry.text) for p in (_COMMAND, _EDITED, _DID))
         kind = {ASKED: GOAL, EARLY: DONE if done else DECISION}.get(entry.kind, FACT)
-        ledger.put(Entry(kind, entry.text, LATEST if entry.kind == ASKED else entry.who, entry.weight), news=False)
+        ledger.put(
+            Entry(kind, entry.text, LATEST if entry.kind == ASKED else entry.who, entry.weight), news=False
+        )
 
 
 # ------------------------------------------------------------------------------------- tools
@@ -1160,7 +1254,8 @@ _STATUS = {
     **dict.fromkeys(("cancelled", "canceled", "deleted", "skipped"), ""),
 }
 _NOTABLE = re.compile(
-    r"\b(?:test\w*|pytest|jest|vitest|tox|nox|check|lint|mypy|ruff|eslint|tsc|build|make|cargo|go (?:test|build|vet)"
+    r"\b(?:test\w*|pytest|jest|vitest|tox|nox|check|lint|mypy|ruff|eslint|tsc|build|make|cargo"
+    r"|go (?:test|build|vet)"
     r"|mvn|gradle|npm|pnpm|yarn|bun|docker|kubectl|terraform|alembic|migrat\w+|deploy\w*|pip install|apt|brew"
     r"|git (?:commit|push|merge|rebase|tag|revert|reset|checkout -b|switch -c|branch|stash))\b"
 )
@@ -1168,8 +1263,8 @@ _EDITS = re.compile(r"edit|write|patch|replace|create|insert|update_file|noteboo
 _PATCHED = re.compile(r"^\*\*\* (?:Update|Add|Delete) File: (.+)$", re.M)
 _EXIT = re.compile(r"(?:exit(?:ed)?(?:[ _](?:with|code|status))*|return ?code)[\"'>:=\s]*(-?\d{1,3})\b", re.I)
 _ERROR = re.compile(
-    r"\b(?:\w*(?:Error|Exception)|error|fatal|panic|[Ff]ailed|FAILED|denied|not found|No such file|cannot|unable"
-    r"|refused|Invalid|invalid)\b"
+    r"\b(?:\w*(?:Error|Exception)|error|fatal|panic|[Ff]ailed|FAILED|denied|not found|No such file|cannot"
+    r"|unable|refused|Invalid|invalid)\b"
 )
 _PLACE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _TALLY = re.compile(r"\b\d+ (?:passed|failed|errors?|tests?|examples?|skipped|warnings?)\b[^\n]{0,80}", re.I)
@@ -1178,7 +1273,9 @@ _FIGURE = re.compile(r"\d(?!\d*(?:[:\t→|-]|\. ))")  # not the number of a line
 _CODE_ENDS = frozenset(",({[=+&")
 _LISTED = re.compile(r"\d{1,2}[.)] |[0-9a-f]{7,10} ")
 _NUMBERED = re.compile(r"\s*\d+(?:→|\t|: ?| ?[|│] ?|-+ )")
-_PLAIN = re.compile(r"(?:[-*•>#/!]{1,3} )?(?:\[\w+\] )?[A-Za-z$~\d\u3040-\u9fff\uac00-\ud7af][^{}<>|;\\]{5,}$")
+_PLAIN = re.compile(
+    r"(?:[-*•>#/!]{1,3} )?(?:\[\w+\] )?[A-Za-z$~\d\u3040-\u9fff\uac00-\ud7af][^{}<>|;\\]{5,}$"
+)
 _PATHS = ("path", "file_path", "filename", "notebook_path", "target_file", "file")
 _PLAN_LISTS = ("todos", "plan", "items", "tasks", "steps", "todo_list", "todoList", "task_list")
 _PLAN_TEXTS = ("content", "step", "title", "text", "task", "subject", "name", "description")
@@ -1190,7 +1287,9 @@ def plan_items(arguments: Mapping[str, object]) -> list[tuple[str, str]]:
     for name in _PLAN_LISTS:
         value = arguments.get(name)
         if isinstance(value, str):
-            return [("completed" if mark in "xX" else "pending", item) for mark, item in _CHECKBOX.findall(value)]
+            return [
+                ("completed" if mark in "xX" else "pending", item) for mark, item in _CHECKBOX.findall(value)
+            ]
         items = [x for x in map(_plan_item, value) if x] if isinstance(value, list) else []
         if items:
             return items
@@ -1251,7 +1350,9 @@ def _looks_failed(call: Call, text: str) -> bool:
 def error_line(text: str) -> str:
     """The line that says what went wrong, word for word, and where if the text tells."""
     tail = text[:4000] + "\n" + text[-12000:] if len(text) > WINDOW else text
-    lines = [x for x in tail.split("\n") if x.strip() and not (_EXIT.search(x) and len(x) < 60)] or [tail.strip()]
+    lines = [x for x in tail.split("\n") if x.strip() and not (_EXIT.search(x) and len(x) < 60)] or [
+        tail.strip()
+    ]
     found = [x for x in lines if _ERROR.search(x)]
     traced = "Traceback" in tail
     line = (found[-1] if traced else found[0]) if found else lines[-1]
@@ -1270,7 +1371,7 @@ def _outcome(command: str, text: str) -> str:
 def plain_lines(text: str) -> list[tuple[float, str]]:
     """(weight, line) of the lines of an output that state something in plain words.
 
-    Of a long output only lines with a figure are looked at: it is code, a log or a page that can be read again.
+    Of a long output only lines with a figure are looked at: it is code or a page that can be read again.
     """
     if len(text) > 2 * WINDOW:
         text = text[:WINDOW] + "\n" + text[-WINDOW:]
@@ -1305,7 +1406,8 @@ def extract(history: Iterable[Message], prefix: Iterable[Message], previous: str
     reader.in_turn = True
     for message in prefix:
         reader.read(message)
-    return render_within(reader.ledger, budget_of(reader.chars, len(previous or ""), max_chars))
+    carried = len(previous or "") + reader.carried
+    return render_within(reader.ledger, budget_of(reader.chars, carried, max_chars))
 
 
 def budget_of(removed: int, previous: int, max_chars: int | None) -> int:
@@ -1315,12 +1417,16 @@ def budget_of(removed: int, previous: int, max_chars: int | None) -> int:
 
 def render_within(ledger: Ledger, budget: int) -> str:
     """The fullest summary of at most `budget` characters (but for the latest request)."""
+    whole = Ledger(_visible(ledger), ledger.left_out)
+    for spare in (False, True):
+        text = render(whole, spare=spare)
+        if len(text) <= budget:
+            return text
     for entry in ledger.find(GOAL, ASKED):
         if entry.who == LATEST or entry.kind == ASKED:
             entry.text = cut_middle(entry.text, max(400, budget // 4))
     room = budget
-    while True:
+    while len(text) > budget and room > 0:
         text = render(fit(ledger, room), spare=budget < SPARE)
-        if len(text) <= budget or room <= 0:
-            return text
-        room -= len(text) - budget
+        room -= max(0, len(text) - budget)
+    return text

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import IO
 
 from haocompact.archive import Archive, Damage, Run, Segment
-from haocompact.ccr import CcrEntry, parse_ccr_section, window, with_ccr_section
+from haocompact.ccr import CcrEntry, parse_ccr_section, render_message, window, with_ccr_section
 from haocompact.compaction import (
     COMPACTION_SUMMARY,
+    DEFAULT_COMPACTION_SETTINGS,
     CompactionPreparation,
     CompactionSettings,
     ContextEstimate,
@@ -55,7 +56,13 @@ from haocompact.errors import (
 from haocompact.formats import FORMATS, detect
 from haocompact.formats.session import Checkpoint, Format, Piece, ReadOptions, Session, removed
 from haocompact.records import Data, FileBytes, Record, Records, chunks_of, read
-from haocompact.segment import DEFAULT_SEGMENT_CONFIG, SegmentConfig, evaluate_threshold, in_cooldown, prepare_segment
+from haocompact.segment import (
+    DEFAULT_SEGMENT_CONFIG,
+    SegmentConfig,
+    evaluate_threshold,
+    in_cooldown,
+    prepare_segment,
+)
 from haocompact.summarize import (
     Extract,
     Summarizer,
@@ -65,6 +72,7 @@ from haocompact.summarize import (
     sanitize_body,
 )
 
+OFFLINE = Extract()
 ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 
 
@@ -76,10 +84,10 @@ class Request:
     narrower range for the segment strategy.
     """
 
-    settings: CompactionSettings = CompactionSettings()
+    settings: CompactionSettings = DEFAULT_COMPACTION_SETTINGS
     format: str | None = None
     leaf: str | None = None
-    summarizer: Summarizer = Extract()
+    summarizer: Summarizer = OFFLINE
     on_failure: str = "degrade"
     lang: str = "en"
     archive: Path | None = None
@@ -210,7 +218,8 @@ def load(source: Source, request: Request) -> tuple[Session, tuple[str, ...]]:
     """Records, format, active conversation. Raises TranscriptError with the path."""
     records = read(source.data)
     try:
-        name, mixed = request.format, ()
+        name: str | None = request.format
+        mixed: tuple[str, ...] = ()
         if name is None:
             if not len(records):
                 raise TranscriptError("empty file")
@@ -244,7 +253,11 @@ def _settings_for(session: Session, settings: CompactionSettings) -> CompactionS
     """The names that this client gives its file tools."""
     adapter = FORMATS[session.format]
     tools, keys = getattr(adapter, "FILE_TOOLS", None), getattr(adapter, "FILE_KEYS", settings.file_keys)
-    return replace(settings, file_tools=tuple(tools.items()), file_keys=keys) if tools and settings.repair else settings
+    return (
+        replace(settings, file_tools=tuple(tools.items()), file_keys=keys)
+        if tools and settings.repair
+        else settings
+    )
 
 
 def explain(planned: Planned) -> Diagnosis:
@@ -306,10 +319,14 @@ def not_needed(planned: Planned, request: Request) -> NoCompaction | None:
     if not settings.enabled:
         return NoCompaction("disabled", None, {"tokens": tokens}, planned.estimate)
     if not planned.should_compact:
-        return NoCompaction("below_trigger", None, {"tokens": tokens, "trigger": planned.trigger}, planned.estimate)
+        return NoCompaction(
+            "below_trigger", None, {"tokens": tokens, "trigger": planned.trigger}, planned.estimate
+        )
     last = _last_run(planned.path, request)
-    if last is not None and in_cooldown(last * 1000, time.time() * 1000, SegmentConfig(cooldown_ms=int(request.cooldown * 1000))):
-        figures = {"seconds": int(time.time() - last), "cooldown": request.cooldown}
+    if last is not None and in_cooldown(
+        last * 1000, time.time() * 1000, SegmentConfig(cooldown_ms=int(request.cooldown * 1000))
+    ):
+        figures: dict[str, object] = {"seconds": int(time.time() - last), "cooldown": request.cooldown}
         return NoCompaction("cooldown", None, figures, planned.estimate)
     return None
 
@@ -336,7 +353,9 @@ def _rebuilt(source: Source, request: Request, planned: Planned, outcome: Compac
     text = _full_summary(outcome, summary, request, CcrEntry(hash, len(told), chars) if archiving else None)
     tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
     if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
-        return replace(skip, figures=skip.figures | ({"failed": summary.degraded} if summary.degraded else {}))
+        return replace(
+            skip, figures=skip.figures | ({"failed": summary.degraded} if summary.degraded else {})
+        )
     reads, edits = compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
     pieces = list(adapter.rebuild(session, outcome, kept, checkpoint))
@@ -345,10 +364,25 @@ def _rebuilt(source: Source, request: Request, planned: Planned, outcome: Compac
     run = _run(source, session, gone, hash, output)
     positions = {index: i for i, index in enumerate(gone)}
     lines = [positions[m.line - 1] for m in told if m.line - 1 in positions]
-    return Compacted(planned, outcome, summary, checkpoint, output, run, gone, tokens_after, lines, len(told), chars, request.archive)
+    return Compacted(
+        planned,
+        outcome,
+        summary,
+        checkpoint,
+        output,
+        run,
+        gone,
+        tokens_after,
+        lines,
+        len(told),
+        chars,
+        request.archive,
+    )
 
 
-def _archived(adapter: Format, session: Session, outcome: CompactionPreparation, kept: Sequence[int]) -> Sequence[int]:
+def _archived(
+    adapter: Format, session: Session, outcome: CompactionPreparation, kept: Sequence[int]
+) -> Sequence[int]:
     """Records that the archive takes: what is removed, or what an append-only format hides."""
     hidden = getattr(adapter, "archived", None)
     return hidden(session, outcome) if hidden else list(removed(len(session.records), kept))
@@ -369,10 +403,14 @@ def _address(adapter: Format, session: Session, outcome: CompactionPreparation,
     return digest.hexdigest()[:16], chars
 
 
-def _full_summary(outcome: CompactionPreparation, summary: Summary, request: Request, entry: CcrEntry | None) -> str:
+def _full_summary(
+    outcome: CompactionPreparation, summary: Summary, request: Request, entry: CcrEntry | None
+) -> str:
     """Body, file lists, then one marker line per archived segment, oldest first."""
     body = sanitize_body(summary.body) if outcome.settings.repair else summary.body
-    text = body + format_file_operations(*compute_file_lists(outcome.file_ops, repair=outcome.settings.repair))
+    text = body + format_file_operations(
+        *compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
+    )
     earlier = parse_ccr_section(outcome.previous_summary or "")
     entries = [e for e in earlier if entry is None or e.hash != entry.hash]
     return with_ccr_section(text, [*entries, *([entry] if entry else [])], request.lang)
@@ -387,18 +425,24 @@ def _no_gain(outcome: CompactionPreparation, text: str, settings: CompactionSett
     """A result that does not shrink the context is no result."""
     if request.allow_growth or not settings.repair:
         return None
-    before = sum(m.tokens(settings.estimator) for m in outcome.removed) + _text_tokens(outcome.previous_summary or "", settings)
+    before = sum(m.tokens(settings.estimator) for m in outcome.removed) + _text_tokens(
+        outcome.previous_summary or "", settings
+    )
     after = _text_tokens(text, settings)
     if after < before:
         return None
-    return NoCompaction("no_gain", None, {"summary_tokens": after, "removed_tokens": before}, outcome.estimate)
+    return NoCompaction(
+        "no_gain", None, {"summary_tokens": after, "removed_tokens": before}, outcome.estimate
+    )
 
 
 def _bytes_of(records: Records, pieces: Sequence[Piece]) -> Iterator[bytes]:
     """Lines of the new file; each but the last of the input's own ends in a line end, and so does the last."""
     newline = records.newline
     for piece in pieces:
-        line = records.raw(piece) if isinstance(piece, int) else piece if isinstance(piece, bytes) else piece[1]
+        line = (
+            records.raw(piece) if isinstance(piece, int) else piece if isinstance(piece, bytes) else piece[1]
+        )
         yield line if line.endswith(b"\n") else line + newline
 
 
@@ -504,7 +548,9 @@ def check_unchanged(source: Source, target: Path) -> None:
     except (FileNotFoundError, SourceChanged):
         same = False
     if not same:
-        raise SourceChanged("the transcript changed while it was being compacted; left alone", path=source.path)
+        raise SourceChanged(
+            "the transcript changed while it was being compacted; left alone", path=source.path
+        )
 
 
 def _write_error(target: Path, error: OSError) -> WriteError:
@@ -563,7 +609,9 @@ class Done:
     warnings: tuple[str, ...] = ()
 
 
-def _done(source: Source, result: Compacted | NoCompaction, output: str | None, warnings: Sequence[str]) -> Done:
+def _done(
+    source: Source, result: Compacted | NoCompaction, output: str | None, warnings: Sequence[str]
+) -> Done:
     size = len(source.data)
     if isinstance(result, NoCompaction):
         return Done(source.path, output=output, bytes_before=size, skip=result, warnings=tuple(warnings))
@@ -657,7 +705,9 @@ def attempt_in_place(path: str, request: Request, min_age: float = 0) -> Done:
     """As `compact_in_place`, with an error as part of the result: one bad file never stops the rest."""
     try:
         if changed_lately(Path(path), min_age):
-            raise SourceBusy(f"changed within the last {min_age:g} s: its client may still be at it", path=path)
+            raise SourceBusy(
+                f"changed within the last {min_age:g} s: its client may still be at it", path=path
+            )
         return compact_in_place(path, request)
     except HaoError as error:
         return Done(path, error=error)
@@ -688,7 +738,9 @@ def transcripts_under(paths: Iterable[str]) -> Iterator[tuple[str, bool]]:
             for folder, folders, names in os.walk(path):
                 folders.sort()
                 for name in sorted(names):
-                    if name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")) and not name.startswith(TEMPORARY_PREFIX):
+                    if name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")) and not name.startswith(
+                        TEMPORARY_PREFIX
+                    ):
                         yield os.path.join(folder, name), True
         else:
             yield path, False
@@ -716,7 +768,9 @@ def directory(source: Source, request: Request) -> Directory:
         if not markers:
             path = os.path.abspath(source.path)
             found = [known[r.hash] for r in reversed(archive.runs()) if os.path.abspath(r.source) == path]
-        return Directory(source.path, tuple(dict.fromkeys(found)), tuple(h for h in markers if h not in known))
+        return Directory(
+            source.path, tuple(dict.fromkeys(found)), tuple(h for h in markers if h not in known)
+        )
 
 
 def clean_hash(text: str) -> str:
@@ -736,17 +790,24 @@ def segment_messages(hash: str, request: Request) -> list[Message]:
     """The archived messages of a segment, oldest first; parsed when they are rendered."""
     with _archive(request) as archive:
         segment = archive.find(clean_hash(hash))
+        adapter = FORMATS[segment.format]
+        together = getattr(adapter, "messages_of", None)  # where a message spans several lines
+        if together is not None:
+            lines = list(archive.raw(segment.hash))
+            return list(together([Record(number, raw) for number, raw in enumerate(lines, 1)]))
         numbers = archive.message_lines(segment.hash)
-        message_of = FORMATS[segment.format].message_of
-        lines = archive.lines(segment.hash, numbers)
-        found = (message_of(Record(n + 1, raw)) for n, raw in zip(numbers, lines, strict=True))
+        raws = archive.lines(segment.hash, numbers)
+        found = (adapter.message_of(Record(n + 1, raw)) for n, raw in zip(numbers, raws, strict=True))
         return [m for m in found if m is not None]
 
 
 def window_text(hash: str, request: Request, from_message: int, budget: int) -> str:
     """One window of a segment as text, with a last line that says how to go on."""
     messages = segment_messages(hash, request)
-    return window(messages, from_message, budget, request.lang)
+    with _archive(request) as archive:
+        adapter = FORMATS[archive.find(clean_hash(hash)).format]
+    render = getattr(adapter, "render", render_message)
+    return window(messages, from_message, budget, request.lang, render=render)
 
 
 def verify(request: Request) -> Iterator[Damage]:
@@ -824,5 +885,7 @@ def warnings_of(planned: Planned, *, everything: bool = False) -> list[str]:
         lines.append(f"{planned.path}: {len(hidden)} more lines that are kept as they are, not read ({more}"
                      f"{', ...' if len(hidden) > 10 else ''})")  # fmt: skip
     if planned.session.ends > 1:
-        lines.append(f"{planned.path}: {planned.session.ends} branch ends; the newest is read (--leaf names another)")
+        lines.append(
+            f"{planned.path}: {planned.session.ends} branch ends; the newest is read (--leaf names another)"
+        )
     return lines

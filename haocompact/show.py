@@ -54,7 +54,7 @@ def printable(text: str) -> str:
 # ------------------------------------------------------------------------------------------ rows
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One message (or turn) of the cut-point table. `running`: tokens from the tail up to here.
+    """One message (or turn) of the cut-point table. `running`: tokens from the tail up to here (None: not counted).
 
     `obstacle`: why it can't start the kept tail. `place`: previous, summarise, prefix or keep.
     """
@@ -63,22 +63,22 @@ class Row:
     role: str
     what: str
     tokens: int
-    running: int
+    running: int | None
     obstacle: str | None
     place: str
     is_cut: bool
 
 
-def rows(planned: Planned) -> list[Row]:
-    """All rows, oldest first."""
+def rows(planned: Planned, start: int = 0) -> list[Row]:
+    """The rows of `session.messages[start:]`, oldest first."""
     messages, settings = planned.session.messages, planned.settings
-    start = 1 if planned.previous_summary is not None else 0
-    compactable = messages[start:]
-    obstacles = ["previous summary"] * start + cut_obstacles(compactable, repair=settings.repair)
-    places = ["previous"] * start + _places(planned.outcome, len(compactable))
-    cut = start + planned.outcome.cut.first_kept_index if isinstance(planned.outcome, CompactionPreparation) else -1
+    head = 1 if planned.previous_summary is not None else 0
+    places = ["previous"] * head + _places(planned.outcome, len(messages) - head)
+    from_here = max(start - OVERLAP, head)  # a group or pair that began before is still seen
+    obstacles = ["previous summary"] * from_here + cut_obstacles(messages[from_here:], repair=settings.repair)
+    cut = _cut_index(planned, head)
     running, result = 0, []
-    for index in range(len(messages) - 1, -1, -1):
+    for index in range(len(messages) - 1, start - 1, -1):
         message = messages[index]
         tokens = message.tokens(settings.estimator)
         running += tokens
@@ -87,17 +87,41 @@ def rows(planned: Planned) -> list[Row]:
     return result[::-1]
 
 
+OVERLAP = 256
+
+
+def _cut_index(planned: Planned, head: int) -> int:
+    outcome = planned.outcome
+    if isinstance(outcome, NoCompaction):
+        return -1
+    return head + outcome.cut.first_kept_index
+
+
+def _shown_rows(planned: Planned, everything: bool) -> list[Row | int]:
+    """All rows of a short session; of a long one the first few, and those from shortly before the cut on."""
+    messages = planned.session.messages
+    start = min(_cut_index(planned, 1), len(messages) - FOLD_ENDS) - FOLD_CUT
+    if everything or len(messages) <= ROWS_IN_JSON or start <= FOLD_ENDS:
+        return list(rows(planned))
+    settings = planned.settings
+    first = [Row(m.line, _role(m), what(m), m.tokens(settings.estimator), None, None, "summarise", False)
+             for m in messages[:FOLD_ENDS]]  # fmt: skip
+    return [*first, start - FOLD_ENDS, *rows(planned, start)]
+
+
 def _places(outcome: CompactionPreparation | NoCompaction, total: int) -> list[str]:
     if isinstance(outcome, NoCompaction):
         return ["keep"] * total
-    front, history, prefix = map(len, (outcome.protected, outcome.messages_to_summarize, outcome.turn_prefix_messages))
+    front, history, prefix = map(
+        len, (outcome.protected, outcome.messages_to_summarize, outcome.turn_prefix_messages)
+    )
     rest = total - front - history - prefix
     return ["keep"] * front + ["summarise"] * history + ["prefix"] * prefix + ["keep"] * rest
 
 
-def turn_rows(all_rows: Sequence[Row]) -> list[Row]:
+def turn_rows(all_rows: Sequence[Row]) -> list[Row | int]:
     """Rows folded to one a turn; a turn that the cut splits becomes two."""
-    folded: list[Row] = []
+    folded: list[Row | int] = []
     for row in all_rows:
         if folded and row.role not in ("user", "bash", "custom", "branch", "summary") and not row.is_cut:
             last = folded[-1]
@@ -105,7 +129,18 @@ def turn_rows(all_rows: Sequence[Row]) -> list[Row]:
             folded[-1] = Row(last.line, last.role, f"{count} messages", last.tokens + row.tokens, last.running,
                              last.obstacle, last.place, last.is_cut)  # fmt: skip
         else:
-            folded.append(Row(row.line, row.role, "1 messages", row.tokens, row.running, row.obstacle, row.place, row.is_cut))
+            folded.append(
+                Row(
+                    row.line,
+                    row.role,
+                    "1 messages",
+                    row.tokens,
+                    row.running,
+                    row.obstacle,
+                    row.place,
+                    row.is_cut,
+                )
+            )
     return folded
 
 
@@ -132,7 +167,9 @@ def what(message: Message) -> str:
             words.append(f"{'error' if part.is_error else 'result'} {sum(map(len, part.texts)):,}")
         elif isinstance(part, Shell):
             words.append(f"command, output {len(part.output):,}")
-    images = sum(isinstance(p, Image) for p in parts) + sum(p.images for p in parts if isinstance(p, ToolResult))
+    images = sum(isinstance(p, Image) for p in parts) + sum(
+        p.images for p in parts if isinstance(p, ToolResult)
+    )
     if images:
         words.append(f"{images} image{'s' * (images > 1)}")
     if message.hidden:
@@ -154,15 +191,15 @@ def plan_table(planned: Planned, *, turns: bool = False, everything: bool = Fals
     for name, side in (("line", "right"), ("role", "left"), ("what", "left"), ("tokens", "right"),
                        ("running", "right"), ("cut", "left")):  # fmt: skip
         table.add_column(name, justify=side, overflow="ellipsis", no_wrap=name != "what")  # type: ignore[arg-type]
-    all_rows = rows(planned)
-    for item in _folded(turn_rows(all_rows) if turns else all_rows, everything):
+    found = turn_rows(rows(planned)) if turns else _shown_rows(planned, everything)
+    for item in _folded(found, everything):
         if isinstance(item, int):
             table.add_row("", "", f"... {item:,} more rows (--all shows them)", "", "", "", style="dim")
             continue
         if item.is_cut:
             table.add_row("", "", RichText("-- cut: kept from here on --", style="bold"), "", "", "")
-        table.add_row(str(item.line or ""), item.role, RichText(item.what), f"{item.tokens:,}", f"{item.running:,}",
-                      RichText(_cut_cell(item)), style="dim" if item.place in ("summarise", "prefix") else "")  # fmt: skip
+        table.add_row(str(item.line or ""), item.role, RichText(item.what), f"{item.tokens:,}",
+                      "" if item.running is None else f"{item.running:,}", RichText(_cut_cell(item)), style="dim" if item.place in ("summarise", "prefix") else "")  # fmt: skip
     return table
 
 
@@ -171,18 +208,20 @@ def _cut_cell(row: Row) -> str:
     return (row.obstacle if row.obstacle else "valid") + where
 
 
-def _folded(items: Sequence[Row], everything: bool) -> Iterator[Row | int]:
+def _folded(items: Sequence[Row | int], everything: bool) -> Iterator[Row | int]:
     """Head, around the cut, tail; a number stands for rows that are left out."""
-    cut = next((i for i, row in enumerate(items) if row.is_cut), len(items) - 1)
+    cut = next((i for i, row in enumerate(items) if isinstance(row, Row) and row.is_cut), len(items) - 1)
     shown = set(range(FOLD_ENDS)) | set(range(len(items) - FOLD_ENDS, len(items)))
     shown |= set(range(cut - FOLD_CUT, cut + FOLD_CUT))
     skipped = 0
-    for index, row in enumerate(items):
-        if everything or index in shown:
+    for index, item in enumerate(items):
+        if isinstance(item, int):
+            skipped += item
+        elif everything or index in shown:
             if skipped:
                 yield skipped
             skipped = 0
-            yield row
+            yield item
         else:
             skipped += 1
 
@@ -196,8 +235,7 @@ def plan_figures(planned: Planned) -> list[str]:
     lines = [
         f"{visible(planned.path)}: {planned.session.format}, {sum(m.told for m in planned.session.messages)} messages",
         f"context  {_number(e.tokens)} tokens ({basis}; estimator {s.estimator.name})",
-        f"trigger  {_trigger(planned)}: should_compact = "
-        f"{'yes' if planned.should_compact else 'no'}",
+        f"trigger  {_trigger(planned)}: should_compact = {'yes' if planned.should_compact else 'no'}",
     ]
     if isinstance(outcome, NoCompaction):
         return [*lines, f"nothing to compact: {outcome.branch}" + (f", {outcome.sub}" if outcome.sub else "")]
@@ -290,12 +328,18 @@ def done_line(done: Done) -> str:
 
 # ------------------------------------------------------------------------------------------ JSON
 def dumps(obj: dict[str, Any]) -> str:
-    """One line. Paths with bytes that are not UTF-8 keep their surrogates escaped."""
-    return json.dumps(obj, ensure_ascii=any("\ud800" <= c <= "\udfff" for c in str(obj)), separators=(", ", ": "))
+    """One line; what `visible` escapes is escaped here, too, so that the line can be shown on a terminal."""
+    text = json.dumps(obj, ensure_ascii=False, separators=(", ", ": "))
+    return _UNSAFE.sub(lambda m: f"\\u{ord(m.group()):04x}", text)
 
 
 def plan_json(planned: Planned, *, with_rows: bool | None = None) -> dict[str, Any]:
-    outcome, estimate, settings, session = planned.outcome, planned.estimate, planned.settings, planned.session
+    outcome, estimate, settings, session = (
+        planned.outcome,
+        planned.estimate,
+        planned.settings,
+        planned.session,
+    )
     plan = outcome if isinstance(outcome, CompactionPreparation) else None
     reads, edits = compute_file_lists(plan.file_ops if plan else FileOperations())
     found: dict[str, Any] = {

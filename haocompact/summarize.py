@@ -38,7 +38,8 @@ from haocompact.prompts import (
     UPDATE_SUMMARIZATION_PROMPT,
 )
 from haocompact.records import clean
-from haocompact.segment import build_summary_prompt, projected, summary_budget
+from haocompact.segment import build_summary_prompt as build_segment_prompt
+from haocompact.segment import projected, summary_budget
 
 TOOL_RESULT_MAX_CHARS = 2000
 EXCERPT_CHARS = 500
@@ -60,7 +61,9 @@ SummarizeFn = Callable[[str, str, int], str]
 
 # --------------------------------------------------------------------------------- serialisation
 _FRAME = re.compile(r"<(?=/?(?:conversation|previous-summary)\b)", re.IGNORECASE)
-_SPEAKER = re.compile(r"^\[(?=(?:User|Assistant|Assistant thinking|Assistant tool calls|Tool result|System)\]:)", re.M)
+_SPEAKER = re.compile(
+    r"^\[(?=(?:User|Assistant|Assistant thinking|Assistant tool calls|Tool result|System)\]:)", re.M
+)
 _DATA_URL = re.compile(r"(data:[\w.+-]+/[\w.+-]+;base64,)[A-Za-z0-9+/=\s]{256,}")
 
 
@@ -229,7 +232,8 @@ class Summary:
 
 
 class Summarizer(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def summarize(self, plan: CompactionPreparation) -> str:
         """Body of the new summary, the previous one taken in. Raises SummaryError."""
@@ -293,7 +297,7 @@ def _segment_prompt(messages: Sequence[Message], previous: str | None, lang: str
     """berry-agent's five-section prompt over the messages of any format."""
     forms = [form for m in messages for form in projected(m)]
     chars = sum(len(json.dumps(form, ensure_ascii=False)) for form in forms)
-    return clean(build_summary_prompt(forms, previous, summary_budget(chars), lang))
+    return clean(build_segment_prompt(forms, previous, summary_budget(chars), lang))
 
 
 def _told(messages: Sequence[Message]) -> list[Message]:

@@ -1,6 +1,6 @@
 """Fill the generated parts of README.md: `python tests/readme.py` writes them, `--check` only compares.
 
-    <!-- run: COMMAND -->        the command and what it prints
+    <!-- run: COMMAND -->        the command and what it prints; {hash} is the marker in compacted.jsonl
     <!-- generated: NAME -->     a table or an object, made by the function of that name in BLOCKS
     ...
     <!-- end -->
@@ -35,7 +35,8 @@ LONG_AGO = 1_760_000_000  # when the copied samples were last written, so that n
 
 BLOCK = re.compile(r"(<!-- (run|generated): (.+?) -->\n).*?(<!-- end -->)", re.S)
 RUNNABLE = re.compile(r"<!-- runs(?:: (?P<tools>[\w ]+))? -->\n```sh\n(?P<script>.*?)```", re.S)
-NOW = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?\+00:00")
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?P<ms>\.\d{3})?\+00:00|\d{4}-\d\d-\d\dT[\d:.+]*(?=…)")
+MARKER = re.compile(r"<<ccr:([0-9a-f]{16})>>")
 
 
 class Stage:
@@ -43,16 +44,19 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shutil.copytree(ROOT / "samples", folder / "samples")
-        for path in (folder / "samples").rglob("*"):
-            os.utime(path, (LONG_AGO, LONG_AGO))
+        for name in ("samples", "sessions"):
+            shutil.copytree(ROOT / "samples", folder / name)
+            for path in (folder / name).rglob("*"):
+                os.utime(path, (LONG_AGO, LONG_AGO))
         tools = folder / ".bin"
         tools.mkdir()
         program = tools / "haocompact"
         program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m haocompact "$@"\n', "utf-8")
         program.chmod(0o755)
         home = folder / ".home"
-        home.mkdir()
+        self.config = home / ".config/haocompact/config.toml"
+        self.config.parent.mkdir(parents=True)
+        self.config.touch()
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("HAOCOMPACT_", "XDG_"))}
         self.environment = kept | {
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
@@ -60,10 +64,10 @@ class Stage:
             "HOME": str(home),
             "HAOCOMPACT_ARCHIVE": str(home / ".local/share/haocompact/archive.db"),
             "HAOCOMPACT_LOG": str(home / ".local/state/haocompact/compaction_diag.log"),
-            "HAOCOMPACT_CONFIG": str(home / ".config/haocompact/config.toml"),
+            "HAOCOMPACT_CONFIG": str(self.config),
             "COLUMNS": str(WIDTH),
             "NO_COLOR": "1",
-            "LC_ALL": "C.UTF-8",
+            "PYTHONUTF8": "1",
             "TZ": "UTC",
         }
 
@@ -79,23 +83,32 @@ class Stage:
             encoding="utf-8",
         )
 
-    def shown(self, script: str) -> str:
-        """What it prints, without what changes from run to run. A traceback or a signal is an error."""
+    def shown(self, script: str, *, may_fail: bool = False) -> str:
+        """What it prints, without what changes from run to run. Raises SystemExit when it fails."""
         done = self.run(script)
-        if done.returncode not in range(8) or "Traceback (most recent call last)" in done.stdout:
+        if "Traceback (most recent call last)" in done.stdout or (done.returncode and not may_fail):
             raise SystemExit(f"{script}\nexit {done.returncode}\n{done.stdout}")
         return self.masked(done.stdout)
 
     def masked(self, text: str) -> str:
         text = text.replace(str(self.folder / ".home"), "~").replace(f"{self.folder}{os.sep}", "")
-        text = NOW.sub(lambda m: "2026-05-11T06:30:00" + (m[1] and ".000" or "") + "+00:00", text)
+        text = MOMENT.sub(_same_moment, text)
         return "\n".join(line.rstrip() for line in text.rstrip().split("\n"))
 
-    def object(self, script: str) -> dict[str, Any]:
-        """The first JSON line that a command prints."""
-        lines = [line for line in self.shown(script).split("\n") if line.startswith("{")]
-        found: dict[str, Any] = json.loads(lines[0])
-        return found
+    def filled(self, script: str) -> str:
+        if "{hash}" not in script:
+            return script
+        markers = MARKER.findall((self.folder / "compacted.jsonl").read_text("utf-8"))
+        return script.replace("{hash}", markers[-1])
+
+    def objects(self, script: str) -> list[dict[str, Any]]:
+        """The JSON lines that a command prints."""
+        lines = self.shown(script, may_fail=True).split("\n")
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def _same_moment(match: re.Match[str]) -> str:
+    return f"2026-05-11T06:30:00{'.000' if match['ms'] else ''}+00:00"[: len(match[0])]
 
 
 @contextmanager
@@ -116,6 +129,7 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def command_block(stage: Stage, script: str) -> str:
+    script = stage.filled(script)
     return _fenced(f"$ {script}\n{stage.shown(script)}".rstrip(), "console")
 
 
@@ -127,21 +141,17 @@ def formats(stage: Stage) -> str:
 
 def samples(stage: Stage) -> str:
     """What each sample does at the small keep-recent; for a skip, why."""
+    settings = f"--json --quiet --keep-recent {KEEP_SMALL} samples"
+    plans = {o["path"]: o for o in stage.objects(f"haocompact plan {settings}")}
     rows = []
-    for path in sorted((stage.folder / "samples").glob("*/*.jsonl")):
-        name = path.relative_to(stage.folder).as_posix()
-        plan = stage.object(f"haocompact plan --json --quiet --keep-recent {KEEP_SMALL} {name}")
-        done = stage.object(f"haocompact compact --json --quiet --dry-run --no-archive --keep-recent {KEEP_SMALL} {name}")
-        if plan["result"] == "error":
-            result = plan["message"]
-        elif done["result"] == "none":
-            result = f"nothing to compact: `{done['sub'] or done['branch']}`"
-        elif done["result"] == "error":
+    for done in stage.objects(f"haocompact compact --dry-run --no-archive {settings}"):
+        result = f"nothing to compact: `{done.get('sub') or done.get('branch')}`"
+        if done["result"] == "error":
             result = done["message"]
-        else:
+        elif done["result"] == "ok":
             result = f"{done['summarize'] + done['prefix']} summarised, {done['kept']} kept"
             result += ", splits a turn" if done["is_split_turn"] else ""
-        rows.append((f"`{name}`", str(plan.get("messages", "")), result))
+        rows.append((f"`{done['path']}`", str(plans[done["path"]].get("messages", "")), result))
     return _table(("sample", "messages", f"at `--keep-recent {KEEP_SMALL}`"), rows)
 
 
@@ -171,23 +181,25 @@ def _object(found: dict[str, Any]) -> str:
 
 
 def json_plan(stage: Stage) -> str:
-    return _object(stage.object(f"haocompact plan --json --keep-recent {KEEP} {SAMPLE}"))
+    return _object(stage.objects(f"haocompact plan --json --keep-recent {KEEP} {SAMPLE}")[0])
 
 
 def json_compact(stage: Stage) -> str:
-    return _object(stage.object(f"haocompact compact --json --keep-recent {KEEP} {SAMPLE} -o compacted.jsonl"))
+    return _object(
+        stage.objects(f"haocompact compact --json --keep-recent {KEEP} {SAMPLE} -o compacted.jsonl")[0]
+    )
 
 
 def json_diag(stage: Stage) -> str:
-    return _object(stage.object(f"haocompact diag --json {SAMPLE}"))
+    return _object(stage.objects(f"haocompact diag --json {SAMPLE}")[0])
 
 
 def json_retrieve(stage: Stage) -> str:
-    return _object(stage.object("haocompact retrieve --json compacted.jsonl"))
+    return _object(stage.objects("haocompact retrieve --json compacted.jsonl")[0])
 
 
 def json_error(stage: Stage) -> str:
-    return _object(stage.object("haocompact plan --json missing.jsonl"))
+    return _object(stage.objects("haocompact plan --json missing.jsonl")[0])
 
 
 BLOCKS: dict[str, Callable[[Stage], str]] = {
@@ -220,7 +232,9 @@ def main(arguments: list[str]) -> int:
     old = README.read_text("utf-8")
     new = render(old)
     if "--check" in arguments:
-        sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), "README.md", "now"))
+        sys.stdout.writelines(
+            difflib.unified_diff(old.splitlines(True), new.splitlines(True), "README.md", "now")
+        )
     elif new != old:
         README.write_text(new, "utf-8")
         print("README.md has changed")

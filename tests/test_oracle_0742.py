@@ -41,10 +41,10 @@ pytestmark = pytest.mark.skipif(not ROWS, reason="the oracle is not here")
 # What 0.74.2 does otherwise than the seed, by row of DIFFS.md. None of them is marked S there.
 REASONS = {
     "4": "the file lists of the previous compaction are taken over (the seed: this round's only)",
-    "6": "a shell command, custom or branch-summary message is a cut point, and a shell command starts a turn",
-    "7": "custom_message and branch_summary entries are cut points and start turns, but have no size in the walk",
+    "6": "shell commands, custom and branch-summary messages are cut points; a shell command starts a turn",
+    "7": "custom_message and branch_summary entries are cut points, start turns, have no size in the walk",
     "8": "the cut is backed up over metadata first, and only then is it asked whether it splits a turn",
-    "10": "context_edit entries are ignored (our reader projects them: the conversation is what the client sends)",
+    "10": "context_edit entries are ignored (our reader shows the conversation that the client sends)",
     "11": "system messages have no size, are kept by a compaction and are counted among the summarised",
     "12": "nothing to summarise is an empty 'ok'",
     "19": "a usage of zero anchors the estimate",
@@ -76,7 +76,9 @@ def decide(row, undone=()):
     tokens = estimate_context_tokens(session.messages, CHARS).tokens
     got = {"context_tokens": tokens, "should_compact": should_compact(tokens, settings)}
     plan = prepare_compaction(session.messages, settings)
-    if isinstance(plan, NoCompaction) and not ("12" in undone and plan.branch in ("nothing_to_summarize", "empty_messages")):
+    if isinstance(plan, NoCompaction) and not (
+        "12" in undone and plan.branch in ("nothing_to_summarize", "empty_messages")
+    ):
         return got | {"result": "none"}
     messages = [m for m in session.messages if m.kind != COMPACTION_SUMMARY]
     if not messages:
@@ -127,8 +129,9 @@ def _first_kept(session, message, undone):
     entries = session.state.context
     shown = {m.line for m in session.messages}
     at = next(i for i, e in enumerate(entries) if e.index + 1 == message.line)
-    start = session.state.path.index(entries[0])
-    while at > 0 and (entries[at - 1].type != "message" if "7" in undone else entries[at - 1].index + 1 not in shown):
+    while at > 0 and (
+        entries[at - 1].type != "message" if "7" in undone else entries[at - 1].index + 1 not in shown
+    ):
         if session.state.path.index(entries[at - 1]) + 1 != session.state.path.index(entries[at]):
             break  # the previous compaction stands between
         at -= 1
@@ -147,7 +150,7 @@ def undo(monkeypatch):
 
 
 def undo_in(patch, reasons):
-    """Undo these differences, and R4, which has no switch of its own here (`test_stale_usage_is_an_anchor`)."""
+    """Undo these differences, and R4, which has no switch (`test_stale_usage_is_an_anchor`)."""
     patch.undo()
     patch.setattr(pi, "_mark_stale", lambda tree, records, messages: None)
     for reason in reasons:
@@ -186,12 +189,20 @@ def _undo_7(patch):
         patch.setattr(compaction, name, getattr(compaction, name) | {"entry"})
 
 
+def _undo_10(patch):
+    patch.setattr(pi, "_edits", lambda records, entries: {})
+
+
 def _undo_11(patch):
     plain = pi.message_of
 
     def message_of(record):
         message = plain(record)
-        return Message("system", (), line=message.line) if message is not None and message.role == "system" else message
+        return (
+            Message("system", (), line=message.line)
+            if message is not None and message.role == "system"
+            else message
+        )
 
     parts = pi._parts
     patch.setattr(pi, "message_of", message_of)
@@ -204,7 +215,9 @@ def _undo_19(patch):
         given = message.get("usage")
         if not isinstance(given, dict) or message.get("stopReason") in ("aborted", "error"):
             return None, ""
-        keys = ("totalTokens",) if given.get("totalTokens") else ("input", "output", "cacheRead", "cacheWrite")
+        keys = (
+            ("totalTokens",) if given.get("totalTokens") else ("input", "output", "cacheRead", "cacheWrite")
+        )
         return pi.numbers(given, *keys), ""
 
     patch.setattr(pi, "_usage", usage)
@@ -221,12 +234,14 @@ def _undo_23(patch):
 
     def included(obj):
         message = obj.get("message")
-        return plain(obj | {"message": message | {"excludeFromContext": False}} if isinstance(message, dict) else obj)
+        return plain(
+            obj | {"message": message | {"excludeFromContext": False}} if isinstance(message, dict) else obj
+        )
 
     patch.setattr(pi, "_parts", included)
 
 
-UNDO = {"6": _undo_6, "7": _undo_7, "10": lambda patch: patch.setattr(pi, "_edits", lambda records, entries: {}),
+UNDO = {"6": _undo_6, "7": _undo_7, "10": _undo_10,
         "11": _undo_11, "19": _undo_19, "22": _undo_22, "23": _undo_23}  # fmt: skip
 TRIED = ("4", "6", "7", "8", "10", "11", "12", "19", "22", "23")
 FIGURES = {"context_tokens", "tokens_before"}
@@ -276,17 +291,33 @@ def test_every_decision_equals_0742_or_is_a_named_exception(undo):
     assert {reason for why in found.values() for reason in why} == REASONS.keys()
 
 
-def test_count():
-    assert len(ROWS) == 932
-    assert Counter(map(len, json.loads(PINNED.read_text()).values())) == COUNTS
+def test_count(undo):
+    undo(())
+    equal = sum(not differs(row) for row in ROWS)
+    assert (equal, len(json.loads(PINNED.read_text())), len(ROWS)) == (274, 658, 932)
 
 
-COUNTS = {}
+@pytest.mark.xfail(
+    strict=True, reason="R4 has no switch: the reader drops stale usages under --compat seed, too"
+)
+def test_stale_usage_is_an_anchor():
+    """DIFFS 18: the seed, and 0.74.2, anchor the estimate on a usage from before the last compaction."""
+    row = next(r for r in ROWS if r["name"] == "069_usage_before_compaction_is_stale#0")
+    assert decide(row)["context_tokens"] == row["expect_0742"]["context_tokens"] == 90202
 
 
 if __name__ == "__main__":  # rewrites the pinned exceptions; review the diff
     patch = pytest.MonkeyPatch()
-    found = {row["name"]: why for row in ROWS if (why := explain(row, lambda reasons: undo_in(patch, reasons))) != []}
+    found = {
+        row["name"]: why
+        for row in ROWS
+        if (why := explain(row, lambda reasons: undo_in(patch, reasons))) != []
+    }
     patch.undo()
-    print(len(ROWS) - len(found), "equal;", Counter(str(w) for w in found.values()), [n for n, w in found.items() if w is None])
+    print(
+        len(ROWS) - len(found),
+        "equal;",
+        Counter(str(w) for w in found.values()),
+        [n for n, w in found.items() if w is None],
+    )
     PINNED.write_text(json.dumps(found, indent=0) + "\n")

@@ -29,7 +29,13 @@ from haocompact.formats import pi
 from haocompact.formats.session import ReadOptions
 from haocompact.jsjson import js_order, stringify, utf16_length
 from haocompact.records import read
-from haocompact.summarize import Prompted, compact_context, previous_body, serialize_conversation, summary_text
+from haocompact.summarize import (
+    Prompted,
+    compact_context,
+    previous_body,
+    serialize_conversation,
+    summary_text,
+)
 
 ORACLE = Path(__file__).parents[2] / "shared" / "oracle"
 EXPECTED = ORACLE / "pi_expected.jsonl"
@@ -41,8 +47,7 @@ OTHER_PLAN = json.loads((GOLDEN / "oracle-pi-exceptions.json").read_text())
 pytestmark = pytest.mark.skipif(not ROWS, reason="the oracle is not here")
 
 REASONS = {
-    "25": "texts of one user message or tool result are joined by newline, empty ones dropped (pi: by nothing)",
-    "26": "texts of one assistant message: empty ones are dropped (pi: joined all the same)",
+    "25": "texts of a user message or tool result are joined by newline, empty ones dropped (pi: by nothing)",
     "27": "a message whose text is blank is left out (pi: `[Assistant]: ` and nothing, `[User]:   `)",
     "29": "integers keep every digit, -0 its sign (pi: doubles)",
     "30": "arguments stand in file order (pi: JavaScript's, whole numbers first)",
@@ -59,16 +64,22 @@ HEADING = "## Goal\n"  # an answer without any heading would be refused
 
 def sha(text):
     """As the oracle: a lone surrogate counts as U+FFFD."""
-    return hashlib.sha256(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()).hexdigest()
+    return hashlib.sha256(
+        text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+    ).hexdigest()
 
 
 @cache
 def plan_of(name):
     row = next(r for r in ROWS if r["name"] == name)
     a = row["args"]
-    settings = CompactionSettings(enabled=a["enabled"], keep_recent_tokens=a["keep_recent"], reserve_tokens=a["reserve"],
-                                  context_window=a["window"], estimator=CHARS)  # fmt: skip
-    return prepare_compaction(pi.read(read((ORACLE / row["file"]).read_bytes()), ReadOptions()).messages, settings)
+    settings = CompactionSettings(
+        enabled=a["enabled"], keep_recent_tokens=a["keep_recent"], reserve_tokens=a["reserve"],
+        context_window=a["window"], estimator=CHARS,
+    )  # fmt: skip
+    return prepare_compaction(
+        pi.read(read((ORACLE / row["file"]).read_bytes()), ReadOptions()).messages, settings
+    )
 
 
 def comparable():
@@ -93,19 +104,21 @@ def test_every_summary_and_system_prompt_is_pis():
     for row in comparable():
         summary, requests = ask(row)
         assert sha(summary) == row["compact"]["summary_sha256"], row["name"]
-        assert [sha(system) for _, system in requests] == [c["system_sha256"] for c in row["compact"]["calls"]], row["name"]
+        assert [sha(system) for _, system in requests] == [
+            c["system_sha256"] for c in row["compact"]["calls"]
+        ], row["name"]
 
 
 def test_the_history_request_is_pis_where_its_text_is():
     """The prefix request is the seed's (DIFFS 43); its text is compared below."""
     equal = 0
     for row in comparable():
-        if not plan_of(row["name"]).messages_to_summarize or explain(row):
+        if row["expect"]["n_summarize"] == 0 or explain(row):
             continue
         _, requests = ask(row)
         assert sha(requests[0][0]) == row["compact"]["calls"][0]["prompt_sha256"], row["name"]
         equal += 1
-    assert equal == EQUAL_REQUESTS
+    assert equal == 247
 
 
 # ------------------------------------------------------------------------------------------- texts
@@ -143,7 +156,7 @@ def pi_lines(message, undone):
         thinking = "\n".join(p.text for p in message.parts if isinstance(p, Thinking) and p.text)
         if "36" not in undone:
             yield from labelled("Assistant thinking", safe(thinking), bool(thinking))
-        text = "\n".join(t for t in texts if t or "26" in undone)
+        text = "\n".join(t for t in texts if t)
         yield from labelled("Assistant", safe(text), bool(texts))
         calls = "; ".join(pi_call(p, undone) for p in message.parts if isinstance(p, ToolCall))
         yield from labelled("Assistant tool calls", safe(calls), bool(calls))
@@ -162,14 +175,17 @@ def pi_lines(message, undone):
     yield from labelled("User", safe(text) or ("(image)" if images else ""), bool(text))
 
 
-COMPACTION_ROLE = "msg level c "  # how the one summary starts that stands in a message of role compactionSummary
+COMPACTION_ROLE = (
+    "msg level c "  # how the one summary starts that stands in a message of role compactionSummary
+)
 
 
 def wrapped(text):
     if text.startswith(COMPACTION_ROLE):
         opening = "The conversation history before this point was compacted into the following summary:"
         return f"{opening}\n\n<summary>\n{text}\n</summary>"
-    return f"The following is a summary of a branch that this conversation came back from:\n\n<summary>\n{text}</summary>"
+    opening = "The following is a summary of a branch that this conversation came back from:"
+    return f"{opening}\n\n<summary>\n{text}</summary>"
 
 
 def pi_call(call, undone):
@@ -177,11 +193,23 @@ def pi_call(call, undone):
     if not isinstance(arguments, dict):
         if "33" not in undone:
             return summarize._call(call, True)
-        arguments = {str(i): value for i, value in enumerate(arguments)} if isinstance(arguments, (str, list)) else {}
+        values = (
+            utf16_units(arguments)
+            if isinstance(arguments, str)
+            else arguments
+            if isinstance(arguments, list)
+            else ()
+        )
+        arguments = {str(i): value for i, value in enumerate(values)}
     keys = js_order(arguments) if "30" in undone else list(arguments)
     order = js_order if "30" in undone else list
     pairs = (f"{k}={stringify(arguments[k], order=order, exact_integers='29' not in undone)}" for k in keys)
     return f"{call.name}({', '.join(pairs)})"
+
+
+def utf16_units(text):
+    units = text.encode("utf-16-le", "surrogatepass")
+    return [units[i : i + 2].decode("utf-16-le", "surrogatepass") for i in range(0, len(units), 2)]
 
 
 def cut(text, undone):
@@ -190,7 +218,8 @@ def cut(text, undone):
     units = text.encode("utf-16-le", "surrogatepass")
     high, low = (int.from_bytes(units[i : i + 2], "little") >> 10 for i in (3998, 4000))
     kept = 3998 if (high, low) == (0xD800 >> 10, 0xDC00 >> 10) else 4000
-    return f"{units[:kept].decode('utf-16-le', 'surrogatepass')}\n\n[... {len(units) // 2 - 2000} more characters truncated]"
+    more = len(units) // 2 - 2000
+    return f"{units[:kept].decode('utf-16-le', 'surrogatepass')}\n\n[... {more} more characters truncated]"
 
 
 def explain(row):
@@ -205,3 +234,34 @@ def explain(row):
         if not text_differs(row, fewer):
             reasons = fewer
     return list(reasons)
+
+
+def test_every_text_is_pis_or_a_named_exception():
+    found = {row["name"]: why for row in comparable() if (why := explain(row)) != []}
+    assert not [name for name, why in found.items() if why is None]
+    assert found == json.loads(PINNED.read_text())
+    assert {reason for why in found.values() for reason in why} == REASONS.keys()
+
+
+def test_with_nothing_undone_the_texts_are_ours():
+    for row in comparable():
+        plan = plan_of(row["name"])
+        for half in (plan.messages_to_summarize, plan.turn_prefix_messages):
+            assert pi_text(half, ()) == serialize_conversation(half), row["name"]
+
+
+def test_count():
+    pinned = json.loads(PINNED.read_text())
+    assert (len(COMPACTED), len(comparable()), len(pinned)) == (653, 524, 215)
+    assert pinned.keys() <= {row["name"] for row in comparable()}
+
+
+if __name__ == "__main__":  # rewrites the pinned exceptions; review the diff
+    found = {row["name"]: why for row in comparable() if (why := explain(row)) != []}
+    print(
+        len(comparable()) - len(found),
+        "equal;",
+        Counter(str(w) for w in found.values()),
+        [n for n, w in found.items() if w is None],
+    )
+    PINNED.write_text(json.dumps(found, indent=0) + "\n")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from haocompact.errors import TranscriptError
-from haocompact.formats import anthropic, claude_code, codex, haocode, openai_chat, pi
+from haocompact.formats import anthropic, berry, claude_code, codex, haocode, openai_chat, pi
 from haocompact.formats.session import Format
 from haocompact.records import Record, Records
 
@@ -14,6 +14,7 @@ FORMATS: dict[str, Format] = {
     "pi": pi,
     "claude": claude_code,
     "codex": codex,
+    "berry": berry,
     "openai": openai_chat,
     "anthropic": anthropic,
     "haocode": haocode,

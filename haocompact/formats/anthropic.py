@@ -62,7 +62,9 @@ def sniff(obj: Json, first: bool) -> int:
     images = any(isinstance(b, dict) and b.get("type") == "image" and "source" in b for b in content)
     if types & OWN_BLOCKS or images or obj.get("type") == "message":
         return 2
-    return 2 if obj["role"] == "assistant" and types == {"text"} else 1  # chat assistants store a plain string
+    return (
+        2 if obj["role"] == "assistant" and types == {"text"} else 1
+    )  # chat assistants store a plain string
 
 
 def read(records: Records, options: ReadOptions) -> Session:
@@ -80,7 +82,9 @@ def message_of(record: Record) -> Message | None:
     usage = obj.get("usage")
     total = numbers(usage, *USAGE) if role == "assistant" and isinstance(usage, dict) else 0
     results = role == "user" and isinstance(content, list) and any(_is_result(b) for b in content)
-    return Message("toolResult" if results else str(role), _parts(obj), line=record.number, usage=total or None)
+    return Message(
+        "toolResult" if results else str(role), _parts(obj), line=record.number, usage=total or None
+    )
 
 
 def _is_result(block: object) -> bool:
@@ -105,13 +109,23 @@ def _block(block: Json) -> Iterator[Part]:
             yield ToolCall(_string(block.get("id")), str(block.get("name") or ""), block.get("input"))
         case "tool_result":
             inner = block.get("content")
-            images = sum(isinstance(b, dict) and b.get("type") == "image" for b in inner) if isinstance(inner, list) else 0
-            yield ToolResult(_string(block.get("tool_use_id")), texts_of(inner), images, block.get("is_error") is True)
+            images = (
+                sum(isinstance(b, dict) and b.get("type") == "image" for b in inner)
+                if isinstance(inner, list)
+                else 0
+            )
+            yield ToolResult(
+                _string(block.get("tool_use_id")), texts_of(inner), images, block.get("is_error") is True
+            )
         case "image":
             yield Image()
         case "document" | "search_result":
             source = block.get("source")
-            text = source.get("data") if isinstance(source, dict) and source.get("type") == "text" else block.get("title")
+            text = (
+                source.get("data")
+                if isinstance(source, dict) and source.get("type") == "text"
+                else block.get("title")
+            )
             yield Text(str(text or ""))
 
 

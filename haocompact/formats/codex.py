@@ -751,7 +751,12 @@ def select(session: Session, plan: CompactionPreparation) -> list[int]:
     chosen = [] if state.head is None else [state.head]
     for index in range(start, len(session.records) - ends_in_torn_line(session.records)):
         fate = state.fates[index]
-        if index in gap or fate not in STAY or index in state.undone or (fate == MESSAGE and index not in lines):
+        if (
+            index in gap
+            or fate not in STAY
+            or index in state.undone
+            or (fate == MESSAGE and index not in lines)
+        ):
             continue
         if index not in state.calls or state.calls[index] not in removed_calls:
             chosen.append(index)

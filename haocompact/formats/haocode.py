@@ -53,7 +53,11 @@ def sniff(obj: Json, first: bool) -> int:
     calls = obj.get("tool_calls")
     if isinstance(calls, list) and calls:
         call = calls[0]
-        return 2 if isinstance(call, dict) and "name" in call and isinstance(call.get("arguments", {}), dict) else 0
+        return (
+            2
+            if isinstance(call, dict) and "name" in call and isinstance(call.get("arguments", {}), dict)
+            else 0
+        )
     return 1 if isinstance(obj.get("content"), (str, list)) or "reasoning" in obj or "content" in obj else 0
 
 
@@ -112,7 +116,9 @@ def _calls(obj: Json) -> Iterable[ToolCall]:
     for call in calls if isinstance(calls, list) else ():
         if isinstance(call, dict):
             name = call.get("id")
-            yield ToolCall(name if isinstance(name, str) else None, str(call.get("name") or ""), call.get("arguments"))
+            yield ToolCall(
+                name if isinstance(name, str) else None, str(call.get("name") or ""), call.get("arguments")
+            )
 
 
 def _name_calls_in_order(session: Session) -> None:

@@ -75,7 +75,11 @@ def message_of(record: Record) -> Message | None:
     role = ROLES.get(str(obj.get("role")))
     if role is None:
         return None
-    if role == "user" and isinstance(obj.get("content"), str) and (found := as_list_summary(obj["content"], record.number)):
+    if (
+        role == "user"
+        and isinstance(obj.get("content"), str)
+        and (found := as_list_summary(obj["content"], record.number))
+    ):
         return found
     usage = obj.get("usage")
     total = _context_tokens(usage) if role == "assistant" and isinstance(usage, dict) else 0

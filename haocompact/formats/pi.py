@@ -105,7 +105,9 @@ class Tree:
 def sniff(obj: Json, first: bool) -> int:
     if obj.get("type") == "session" and isinstance(obj.get("id"), str) and "payload" not in obj:
         return 2 if first else 1
-    if obj.get("type") in KINDS and ("parentId" in obj or isinstance(obj.get("message"), dict) or "summary" in obj):
+    if obj.get("type") in KINDS and (
+        "parentId" in obj or isinstance(obj.get("message"), dict) or "summary" in obj
+    ):
         return 0 if "uuid" in obj or "sessionId" in obj else 1
     return int("parentId" in obj and "type" in obj)
 
@@ -182,7 +184,9 @@ def _walk(tree: Tree, session: Session, options: ReadOptions) -> None:
     seen: set[str] = set()
     while leaf is not None and leaf.id is not None:
         if leaf.id in seen:
-            session.warn(leaf.index + 1, f"the parent links of {leaf.id!r} run in a circle; the path starts there")
+            session.warn(
+                leaf.index + 1, f"the parent links of {leaf.id!r} run in a circle; the path starts there"
+            )
             break
         seen.add(leaf.id)
         tree.path.append(leaf)
@@ -213,7 +217,9 @@ def _first_kept_id(records: Records, tree: Tree, compaction: Entry) -> object:
     if tree.version > 1:
         return obj.get("firstKeptEntryId")
     number = obj.get("firstKeptEntryIndex")  # counts all parsed lines, the header included
-    return tree.entries[number - 1].id if isinstance(number, int) and 0 < number <= len(tree.entries) else None
+    return (
+        tree.entries[number - 1].id if isinstance(number, int) and 0 < number <= len(tree.entries) else None
+    )
 
 
 def _is_system(records: Records, entry: Entry) -> bool:
@@ -342,7 +348,11 @@ def _block(block: Json) -> Text | Thinking | Image | ToolCall | None:
 
 
 def _result_parts(content: object, message: Json) -> Parts:
-    images = sum(isinstance(b, dict) and b.get("type") == "image" for b in content) if isinstance(content, list) else 0
+    images = (
+        sum(isinstance(b, dict) and b.get("type") == "image" for b in content)
+        if isinstance(content, list)
+        else 0
+    )
     result = ToolResult(_string(message.get("toolCallId")), texts_of(content), images,
                         message.get("isError") is True, str(message.get("toolName") or ""))  # fmt: skip
     return (result, *_nested(message.get("nestedCalls")))
@@ -422,7 +432,10 @@ def _mark_stale(tree: Tree, records: Records, messages: Sequence[Message]) -> No
     later = {e.index + 1 for e in tree.path[tree.path.index(turning) :]}
     for message in messages:
         if message.usage is not None and message.line not in later:
-            message.usage, message.usage_note = None, f"measured before the {turning.type} on line {turning.index + 1}"
+            message.usage, message.usage_note = (
+                None,
+                f"measured before the {turning.type} on line {turning.index + 1}",
+            )
 
 
 def _string(value: object) -> str | None:

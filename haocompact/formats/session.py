@@ -158,12 +158,16 @@ def texts_of(content: object, *, block_types: Sequence[str] = ("text",)) -> tupl
 def numbers(usage: Mapping[str, Any], *keys: str) -> int | float:
     """Sum of the numbers under `keys`; a missing or non-numeric one counts nothing."""
     values = (usage.get(k) for k in keys)
-    total = sum(v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v))
+    total = sum(
+        v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
+    )
     return int(total) if total == int(total) else total
 
 
 def no_messages(records: Records, format_name: str) -> TranscriptError:
-    kinds = "empty file" if not len(records) else f"{len(records)} lines read as {format_name}, none is a message"
+    kinds = (
+        "empty file" if not len(records) else f"{len(records)} lines read as {format_name}, none is a message"
+    )
     return TranscriptError(f"no usable message: {kinds}")
 
 
@@ -321,7 +325,9 @@ def _check_call(session: Session, message: Message, call: ToolCall, open_calls: 
     if call.id is not None:
         open_calls[call.id] = message.line
     if isinstance(call.arguments, str) and call.arguments.strip():
-        session.warn(message.line, f"arguments of call {call.id or call.name} are not a JSON object: read as text")
+        session.warn(
+            message.line, f"arguments of call {call.id or call.name} are not a JSON object: read as text"
+        )
 
 
 def _check_result(session: Session, message: Message, name: str, open_calls: dict[str, int],

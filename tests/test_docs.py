@@ -1,0 +1,129 @@
+"""README.md, the samples and the help texts say what the code does."""
+
+import re
+import shutil
+import tomllib
+
+import pytest
+import readme
+import typer
+
+from haocompact import errors
+from haocompact.cli import app
+from haocompact.compaction import CompactionSettings
+from haocompact.formats import FORMATS
+from haocompact.pipeline import Compacted, Request, compact, open_source
+
+TEXT = readme.README.read_text("utf-8")
+COMMANDS = typer.main.get_command(app).commands
+SAMPLES = {
+    p.relative_to(readme.ROOT / "samples").as_posix(): p for p in sorted(readme.ROOT.glob("samples/*/*"))
+}
+SKIPPED = {"openai/plain-chat.jsonl": "total_below_keep_recent"}  # a chat so short that nothing can be gained
+HELP = re.compile(r"(?<=<!-- run: haocompact )(\w*) ?--help -->\n(.*?)<!-- end -->", re.S)
+
+
+@pytest.fixture(scope="module")
+def page():
+    return readme.render(TEXT)
+
+
+@pytest.fixture
+def stage():
+    with readme.stage() as on:
+        yield on
+
+
+def without_help(text):
+    """Help texts are compared by content: their layout is that of whichever Typer is installed."""
+    return HELP.sub(lambda m: f"{m[1]} --help", text)
+
+
+def test_the_generated_parts_are_current(page):
+    assert without_help(page) == without_help(TEXT), "make readme refreshes them"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_documented(name):
+    shown = " ".join(dict(HELP.findall(TEXT))[name].split())
+    params = COMMANDS[name].params
+    for param in params:
+        assert param.help, f"{param.name} has no help text"
+        assert " ".join(param.help.split()) in shown
+    options = {o for p in params for o in p.opts if o.startswith("--")}
+    assert options <= set(re.findall(r"--[a-z][a-z-]*", shown))
+    assert set(
+        re.findall(r"^ +(?:-\w, )?(--[a-z][a-z-]*)", dict(HELP.findall(TEXT))[name], re.M)
+    ) <= options | {"--help"}
+
+
+def test_options_named_in_the_text_exist():
+    known = {o for c in COMMANDS.values() for p in c.params for o in p.opts} | {"--version", "--help"}
+    known |= {"--install-completion", "--show-completion"}
+    named = set(
+        re.findall(
+            r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"^.*\b(?:fzf|xargs|pi|claude) .*$", "", TEXT, flags=re.M)
+        )
+    )
+    assert named <= known
+
+
+def test_every_exit_code_is_in_the_table():
+    table = TEXT.split("## Exit codes")[1].split("\n## ")[0]
+    for found in vars(errors).values():
+        if isinstance(found, type) and issubclass(found, errors.HaoError) and found is not errors.HaoError:
+            assert f"| {found.exit_code} | `{found.code}` |" in table
+
+
+@pytest.mark.parametrize("block", [name for name in readme.BLOCKS if name.startswith("json ")])
+def test_every_json_field_is_documented(block, stage):
+    if block == "json retrieve":
+        readme.json_compact(stage)
+    fields = re.findall(r'^  "(\w+)":', readme.BLOCKS[block](stage), re.M)
+    section = TEXT.split("\n## JSON")[1].split("\n## ")[0]
+    assert fields
+    assert [f for f in fields if not re.search(rf"^\|.*`{f}`.*\|", section, re.M)] == []
+
+
+@pytest.mark.parametrize(
+    "match", list(readme.RUNNABLE.finditer(TEXT)), ids=lambda m: m["script"].split("\n")[0][:40]
+)
+def test_runnable_blocks_run(match, stage):
+    missing = [tool for tool in (match["tools"] or "").split() if not shutil.which(tool)]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    done = stage.run(f"set -euo pipefail\n{match['script']}")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.strip() or "--quiet" in match["script"]
+
+
+def test_the_settings_example_is_accepted(stage):
+    (example,) = re.findall(r"```toml\n(.*?)```", TEXT, re.S)
+    assert tomllib.loads(example)
+    stage.config.write_text(example, "utf-8")
+    (plan,) = stage.objects(f"haocompact plan --json {readme.SAMPLE}")
+    assert (plan["keep_recent_tokens"], plan["window"]) == (12_000, 1_000_000)
+
+
+def test_every_sample_folder_is_a_known_format_and_each_format_has_samples():
+    assert {name.split("/")[0] for name in SAMPLES} == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_sample_compacts_or_has_a_reason(name):
+    settings = CompactionSettings(keep_recent_tokens=readme.KEEP_SMALL)
+    with open_source(str(SAMPLES[name])) as source:
+        result = compact(source, Request(settings=settings))
+    if name in SKIPPED:
+        assert result.sub == SKIPPED[name]
+    else:
+        assert isinstance(result, Compacted)
+        assert result.planned.session.format == name.split("/")[0]
+        assert not result.planned.session.warnings or "opaque" in name
+
+
+def test_the_demo_splits_a_turn():
+    settings = CompactionSettings(keep_recent_tokens=readme.KEEP)
+    with open_source(str(readme.ROOT / readme.SAMPLE)) as source:
+        result = compact(source, Request(settings=settings))
+    assert result.plan.is_split_turn
