@@ -342,8 +342,9 @@ def find_cut_point(messages: Sequence[Message], start_index: int, end_index: int
     if crossed is not None:
         cut = next((c for c in points if c >= crossed), points[-1] if settings.repair else points[0])
         if settings.repair:
-            cut = _keep_together(messages, cut, points, settings)
             cut = _after_failed_attempt(messages, cut, end_index)
+    if settings.repair:
+        cut = _keep_together(messages, cut, points, settings)
     roles = TURN_ROLES if settings.repair else SEED_TURN_ROLES
     starts_turn = messages[cut].role in roles
     turn = -1 if starts_turn else find_turn_start(messages, cut, start_index, repair=settings.repair)
@@ -376,16 +377,16 @@ def _keep_together(messages: Sequence[Message], cut: int, points: list[int],
     Back to the start of the group or pair; forward to the next whole point when going back for the sake of
     a late result would keep over twice `keep_recent`.
     """
-    start = joined_start(messages, cut, points[0])
+    start = joined_start(messages, cut)
     if start == cut:
         return cut
-    while start not in points:  # a group that begins with a result
-        start = joined_start(messages, start - 1, points[0])
+    while start > 0 and start not in points:  # a group that begins with a result
+        start = joined_start(messages, start - 1)
     group_only = _group_start(messages, cut) == start
     kept = sum(m.tokens(settings.estimator) for m in messages[start:])
     if group_only or kept <= 2 * settings.keep_recent_tokens:
         return start
-    later = (c for c in points if c > cut and joined_start(messages, c, points[0]) == c)
+    later = (c for c in points if c > cut and joined_start(messages, c) == c)
     return next(later, start)
 
 

@@ -299,7 +299,7 @@ _INLINE = re.compile(r"`[^`]*`|\(\)")
 _BULLET = re.compile(r"\s*(?:(?:[-*•+]|\d{1,2}[.)、]|[（(]\d{1,2}[)）])\s+(?:\[[ xX~]\]\s*)?|>\s?)")
 _FLAT_BULLET = re.compile(r" (?:[-•] |\d\. )(?=\S)")
 _LOOSE = re.compile(
-    r"at [\w.<>$]+ ?\(|File \"|\+\+\+|---|@@|[|$➜]|(?:import|from) [\w.{}*, ]+ (?:import|from) "
+    r"at (?:async )?[\w.<>$]+ ?\(|File \"|\+\+\+|---|@@|[|$➜]|(?:import|from) [\w.{}*, ]+ (?:import|from) "
     r"|import [\w.]+$"
 )
 
@@ -327,6 +327,8 @@ def sentences(text: str) -> Iterator[Said]:
 
 def looks_like_prose(text: str) -> bool:
     """Words with few code marks: `x = f(y);` and `at foo (a.js:1:2)` are none."""
+    if "\\n" in text or (text.endswith(",") and len(text) < 50):
+        return False
     bare = _INLINE.sub("", text)
     marks = sum(map(bare.count, '{}();=<>|\\[]"'))
     if not text.isascii() and _HAN.search(text):
@@ -464,10 +466,10 @@ def judge_user(said: Said) -> tuple[str, float]:
     if not rule and said.lead and Said(said.lead) in STRONG:
         rule = 3.0
     aims = said in AIM
-    fit = min(said.substance, 2.4) - len(text) / 160 - 2 * (len(text) < 12)
+    fit = min(said.substance, 2.4) - len(text) / 160 - 4 * (_width(text) < 12 and not said.values)
     fit -= 2 * (text.endswith((":", "：")) or text.isupper())
     if text.endswith(("?", "？")) or (rule < 3 and _ASKS.match(text)):
-        return GOAL, 2 + fit / 2 + aims
+        return GOAL, 1 + fit / 2 + aims
     if aims and rule < 3:
         return GOAL, 7 + fit
     if rule and not (rule < 3 and _ORDERS.match(text)):
@@ -885,7 +887,7 @@ def fit(ledger: Ledger, budget: int) -> Ledger:
     chosen = {e.seq for e in fixed}
     scored = [_ranked(pool, entries, ledger.seen) for pool in POOLS]
     for pool, ranked in zip(POOLS, scored, strict=True):
-        room -= _take(ranked, min(room, int(pool.share * budget)), chosen)
+        room -= _take((x for x in ranked if x[0] >= WORTH), min(room, int(pool.share * budget)), chosen)
     for ranked in scored[:2]:
         room -= _take(ranked, room, chosen)
     room -= _take(_ranked(WORK, entries, ledger.seen), min(room, int(WORK.share * budget)), chosen)
@@ -1096,7 +1098,7 @@ class Reader:
         judged = [(*judge_user(said), said.text) for said in sentences(text)]
         weights = sorted((w for _, w, _ in judged), reverse=True)
         for kind, weight, line in judged:
-            if weight >= 1.5:
+            if weight >= 0.3:
                 above = weights.index(weight)
                 self.ledger.add(kind, line, USER, weight - min(6.0, max(0, above - 6) * 0.3))
 
@@ -1384,7 +1386,7 @@ def plain_lines(text: str) -> list[tuple[float, str]]:
 def _plain(raw: str) -> tuple[str, float]:
     numbered = _NUMBERED.match(raw)
     line = (raw[numbered.end() :] if numbered else raw).strip()
-    if not _PLAIN.match(line) or line[-1] in _CODE_ENDS or not looks_like_prose(line):
+    if not _PLAIN.match(line) or _EXIT.search(line) or line[-1] in _CODE_ENDS or not looks_like_prose(line):
         return line, 0.0
     if line.count(" ") < 3 and not _HAN.search(line):
         return line, 0.0
