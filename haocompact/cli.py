@@ -703,6 +703,7 @@ def _reopen_closed_streams() -> None:
 def main() -> NoReturn:
     """Run the command line: a HaoError is one line on stderr and its exit code; a closed pipe is no error."""
     _reopen_closed_streams()
+    sys.setrecursionlimit(20_000)  # the parser reads 1,024 levels; what walks them needs several frames a level
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from haocompact.compaction import (
+    COMPACTION_SUMMARY,
     CompactionPreparation,
     CompactionSettings,
     Message,
     NoCompaction,
+    cut_obstacles,
     prepare_compaction,
 )
 
@@ -76,7 +80,7 @@ class LogEntry:
 
 
 _LOGGED = re.compile(
-    r"^\[(?P<time>[\dT:.+\-Z ]+)\] \[COMPACT_NONE\] branch=(?P<branch>\w+)(?: .*?\bsub=(?P<sub>\w+))?"
+    r"^\[(?P<time>[\dT:.+\-Z ]+)\] \[COMPACT_NONE\] branch=(?P<branch>\w+)(?: sub=(?P<sub>\w+))?(?= |$)"
 )
 _SOURCE = re.compile(r' source="((?:[^"\\]|\\.)*)"$')
 
@@ -87,8 +91,14 @@ def parse_log_line(line: str) -> LogEntry | None:
     if match is None:
         return None
     source = _SOURCE.search(line)
-    path = source[1].replace('\\"', '"').encode().decode("unicode_escape") if source else None
-    return LogEntry(match["time"], match["branch"], match["sub"], path, line)
+    return LogEntry(match["time"], match["branch"], match["sub"], _unquoted(source[1]) if source else None, line)
+
+
+def _unquoted(text: str) -> str | None:
+    try:
+        return text.replace('\\"', '"').encode("ascii").decode("unicode_escape")
+    except UnicodeError:  # nothing that `_quoted` writes
+        return None
 
 
 # ------------------------------------------------------------------------------------- explaining
@@ -184,14 +194,24 @@ def _suggest(messages: Sequence[Message], settings: CompactionSettings, skip: No
 
 
 def largest_keep_recent(messages: Sequence[Message], settings: CompactionSettings) -> int | None:
-    """The largest keep_recent at which something would be summarised, found by trying; None when none is."""
-    low, high = 0, sum(m.tokens(settings.estimator) for m in messages)
-    best: int | None = None
-    while low <= high:
-        middle = (low + high) // 2
-        trial = prepare_compaction(messages, replace(settings, keep_recent_tokens=middle))
-        if isinstance(trial, CompactionPreparation):
-            best, low = middle, middle + 1
-        else:
-            high = middle - 1
-    return best
+    """The largest keep_recent at which something would be summarised; None when there is none.
+
+    Found by trying from the top: another message reaches `keep_recent` only where a sum of the tail ends.
+    """
+    start = 1 if messages and messages[0].kind == COMPACTION_SUMMARY else 0
+    compactable = messages[start:]
+    obstacles = cut_obstacles(compactable, repair=settings.repair)
+    if not any(obstacle is None for obstacle in obstacles[1:]):
+        return None
+
+    def works(keep_recent: int) -> bool:
+        trial = prepare_compaction(messages, replace(settings, keep_recent_tokens=keep_recent))
+        return isinstance(trial, CompactionPreparation)
+
+    sums = sorted({0, *accumulate(m.tokens(settings.estimator) for m in reversed(compactable))})
+    for below, reached in reversed([*pairwise(sums)]):
+        if works(reached):
+            return reached
+        if works(below + 1):  # within one step, only a small value goes forward to the next cut point
+            return bisect_left(range(below + 2, reached), True, key=lambda k: not works(k)) + below + 1
+    return 0 if works(0) else None

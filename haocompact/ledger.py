@@ -294,6 +294,7 @@ _END = re.compile(
     r"(?:(?<=[.!?])(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\betc\.)(?<!\bvs\.)(?<!\b[Nn]o\.)|(?<=[.!?][\"')*”’]))\s+"
     r"|(?<=[。！？；])\s*"
 )
+_ENDS_INSIDE = re.compile(r"[.!?][\"')*”’]? |[。！？；]")
 _WRAP = re.compile(r"(?<=[\w,)])\n(?=[a-z])")
 _INLINE = re.compile(r"`[^`]*`|\(\)")
 _BULLET = re.compile(r"\s*(?:(?:[-*•+]|\d{1,2}[.)、]|[（(]\d{1,2}[)）])\s+(?:\[[ xX~]\]\s*)?|>\s?)")
@@ -319,7 +320,7 @@ def sentences(text: str) -> Iterator[Said]:
             lead = body
             continue
         is_lead = body.rstrip("* ").endswith((":", "："))
-        for part in _END.split(body):
+        for part in _END.split(body) if _ENDS_INSIDE.search(body) else (body,):
             if len(part) > 2 and looks_like_prose(part):
                 yield Said(part, lead, bool(bullet))
         lead = body if is_lead else lead if bullet else ""
@@ -329,7 +330,7 @@ def looks_like_prose(text: str) -> bool:
     """Words with few code marks: `x = f(y);` and `at foo (a.js:1:2)` are none."""
     if "\\n" in text or (text.endswith(",") and len(text) < 50):
         return False
-    bare = _INLINE.sub("", text)
+    bare = _INLINE.sub("", text) if "`" in text or "()" in text else text
     marks = sum(map(bare.count, '{}();=<>|\\[]"'))
     if not text.isascii() and _HAN.search(text):
         return marks * 5 <= len(text)
@@ -418,6 +419,12 @@ CORRECTS = _cue(
     """改成 改为 换成 改用 其实 更正 不再 不用了 取消 调整 应为 而不是 说错 搞错 推迟 提前到 変更 訂正
     代わりに 실은 변경 대신""",
 )
+SURELY = _cue(
+    "actually instead correction sorry oops misspoke mistake wrong rather",
+    """_no_longer_ ,_not_ _scratch_that _on_second_th _changed_my_mind _these_days _from_now_on _than_i_said
+    _i_said_ _hmm_ ._no,_ _on_reflection _from_today _in_place_of_""",
+    "改成 改为 换成 改用 其实 更正 不再 不用了 而不是 说错 搞错 変更 訂正 변경",
+)
 TELLS = _cue(
     """note warning important limit limited limits expire expires deadline only requires required default
     defaults must max maximum min minimum deprecated removed port version quota owner scheduled downtime
@@ -474,9 +481,9 @@ def judge_user(said: Said) -> tuple[str, float]:
         return GOAL, 7 + fit
     if rule and not (rule < 3 and _ORDERS.match(text)):
         return RULE, 5 + rule + fit
-    if (said.values or said.low.startswith(_OWN)) and not _ORDERS.match(text):
-        return FACT, 4.5 + (said in STATES) + fit
-    return GOAL, 3.5 + fit
+    if _ORDERS.match(text) or not (said.values or said.low.startswith(_OWN)):
+        return GOAL, 3.5 + fit
+    return (FACT, 5.5 + fit) if said in STATES else (GOAL, 4.5 + fit)
 
 
 def judge_assistant(said: Said) -> tuple[str, float]:
@@ -535,6 +542,7 @@ class Entry:
     gone: bool = field(default=False, compare=False)
     values: dict[str, str] = field(default_factory=dict, compare=False)
     stems: set[str] = field(default_factory=set, compare=False)
+    spoken: set[str] = field(default_factory=set, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -690,9 +698,10 @@ class Ledger:
     def _index(self, entry: Entry, news: bool) -> None:
         said = Said(entry.text)
         entry.values, entry.stems = said.values, said.stems - _CUE_STEMS
+        entry.spoken = {_stem(v) for v in entry.values}
         self.seen.update(entry.values.keys())
         if news and entry.who in (USER, ASSISTANT):
-            self._supersede(entry, said in CORRECTS)
+            self._supersede(entry, said in SURELY or (said in CORRECTS and not _FORBIDS.search(entry.text)))
         for stem in entry.stems:
             self._by_stem.setdefault(stem, deque(maxlen=32)).append(entry)
 
@@ -743,20 +752,32 @@ def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
     """Does `new` give another value for what `old` is about?
 
     It must be about the same: all words of the one in the other, or most of both. And the values must be of
-    one class; without values, a word of correction and one word that differs will do.
+    one class; without values, a word of correction and one word that differs will do. Without such a word,
+    only one value may differ, and what forbids adds up: "never touch a", "never touch b".
     """
-    said = old.stems - {_stem(v) for v in new.values}
-    shared, own, others = len(new.stems & said), len(new.stems - said), len(said - new.stems)
+    said = old.stems - new.spoken
+    shared = len(new.stems & said)
+    if shared < 2 - corrects:
+        return False
+    own, others = len(new.stems) - shared, len(said) - shared
     fresh = {c for v, c in new.values.items() if v not in old.values}
     named = any(v in old.values or (c == "name" and v in old.text.lower()) for v, c in new.values.items())
     alike = _same_class(fresh, {c for v, c in old.values.items() if named or v not in new.values})
     if not corrects:
-        return alike and shared >= 2 and not (own and others) and 2 * shared >= 3 * max(own, others)
+        same = alike and not (own and others) and 2 * shared >= 3 * max(own, others)
+        single = same and sum(v not in old.values and c != "name" for v, c in new.values.items()) <= 1
+        forbids = same and (_FORBIDS.search(old.text) or _FORBIDS.search(new.text))
+        return same and (single or fresh == {"word", "num"}) and not forbids
     if not (new.values or old.values):
         return shared >= 2 and max(own, others) <= shared // 2 + 1 - (shared == 2)
     contained = shared >= 1 and not (own and others) and own <= 2 * shared + 1
     mostly = shared >= 3 - named and 2 * others <= shared + named and own <= 2 * shared
     return (alike and (contained or mostly)) or (named and contained and not others)
+
+
+_FORBIDS = re.compile(
+    r"\b(?:never|not?|nobody|nothing|cannot|avoid|without|forbid\w*)\b|n['’]t\b|[不别禁勿]", re.I
+)
 
 
 def _same_class(some: set[str], others: set[str]) -> bool:
@@ -1386,9 +1407,9 @@ def plain_lines(text: str) -> list[tuple[float, str]]:
 def _plain(raw: str) -> tuple[str, float]:
     numbered = _NUMBERED.match(raw)
     line = (raw[numbered.end() :] if numbered else raw).strip()
-    if not _PLAIN.match(line) or _EXIT.search(line) or line[-1] in _CODE_ENDS or not looks_like_prose(line):
+    if not line or line[-1] in _CODE_ENDS or not _PLAIN.match(line) or not looks_like_prose(line):
         return line, 0.0
-    if line.count(" ") < 3 and not _HAN.search(line):
+    if (line.count(" ") < 3 and not _HAN.search(line)) or ("exit" in line and _EXIT.search(line)):
         return line, 0.0
     listed = _LISTED.match(line)
     return line, judge_tool(line[listed.end() :] if listed else line) - 0.9 * bool(listed)

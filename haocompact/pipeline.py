@@ -20,11 +20,12 @@ import os
 import stat
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from haocompact.archive import Archive, Damage, Run, Segment
 from haocompact.ccr import CcrEntry, parse_ccr_section, render_message, window, with_ccr_section
@@ -134,18 +135,28 @@ def open_source(path: str, stdin: IO[bytes] | None = None) -> Iterator[Source]:
             spool.flush()
             yield _unpacked("-", _file_bytes(spool.fileno()), None)
         return
+    with _opened(path) as file:
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode):
+            raise TranscriptError("not a regular file", path=path)
+        yield _unpacked(path, _file_bytes(file.fileno()), _stamp(info))
+
+
+_OPENING = {errno.EISDIR: "is a directory", errno.ENOENT: "no such file", errno.EACCES: "permission denied"}
+
+
+def _opened(path: str) -> IO[bytes]:
+    """The file, opened without waiting for a writer. Raises TranscriptError."""
     try:
-        with open(path, "rb") as file:
-            info = os.fstat(file.fileno())
-            if not stat.S_ISREG(info.st_mode):
-                raise TranscriptError("not a regular file", path=path)
-            yield _unpacked(path, _file_bytes(file.fileno()), _stamp(info))
-    except IsADirectoryError:
-        raise TranscriptError("is a directory", path=path) from None
-    except FileNotFoundError:
-        raise TranscriptError("no such file", path=path) from None
-    except PermissionError:
-        raise TranscriptError("permission denied", path=path) from None
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise IsADirectoryError(errno.EISDIR, "is a directory")
+        return os.fdopen(handle, "rb")
+    except (OSError, ValueError) as error:
+        number = getattr(error, "errno", None)
+        reason = _OPENING.get(number or 0) or getattr(error, "strerror", None) or str(error)
+        raise TranscriptError(reason.lower(), path=path) from None
 
 
 SMALL = 4 << 20  # bytes; a file up to this size is held in memory
@@ -157,22 +168,31 @@ def _file_bytes(handle: int) -> Data:
 
 
 def _unpacked(path: str, data: Data, stamp: tuple[int, ...] | None) -> Source:
-    magic = data[:4]
     try:
-        if magic == ZSTD_MAGIC:
-            import zstandard
-
-            with zstandard.ZstdDecompressor().stream_reader(data[:]) as reader:
-                return Source(path, reader.read(), stamp, compressed=True)
-        if magic[:2] == GZIP_MAGIC:
+        if data[:4] == ZSTD_MAGIC:
+            return Source(path, _unzstd(data[:]), stamp, compressed=True)
+        if data[:2] == GZIP_MAGIC:
             return Source(path, gzip.decompress(data[:]), stamp, compressed=True)
-    except (OSError, EOFError, ValueError, RuntimeError) as error:
-        raise TranscriptError(f"compressed, but damaged: {error}", path=path) from error
-    except Exception as error:  # zstandard.ZstdError derives from Exception alone
-        if type(error).__name__ != "ZstdError":
-            raise
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise TranscriptError(f"compressed, but damaged: {error}", path=path) from error
     return Source(path, data, stamp)
+
+
+def _unzstd(data: bytes) -> bytes:
+    """All frames of a .zst file. Raises EOFError when it is cut short, ValueError when it is damaged."""
+    import zstandard
+
+    parts = []
+    try:
+        while data:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            parts.append(frame.decompress(data))
+            if not frame.eof:
+                raise EOFError("the file is cut short")
+            data = frame.unused_data
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+    return b"".join(parts)
 
 
 def _stamp(info: os.stat_result) -> tuple[int, ...]:
@@ -264,6 +284,49 @@ def explain(planned: Planned) -> Diagnosis:
     return diagnose(planned.session.messages, planned.settings, planned.outcome)
 
 
+def figures(planned: Planned) -> dict[str, Any]:
+    """What `plan --json` says of a transcript, and `compact --json` repeats (without version and path)."""
+    outcome, estimate, settings, session = planned.outcome, planned.estimate, planned.settings, planned.session
+    plan = outcome if isinstance(outcome, CompactionPreparation) else None
+    skip = outcome if isinstance(outcome, NoCompaction) else None
+    reads, edits = compute_file_lists(plan.file_ops, repair=settings.repair) if plan else ([], [])
+    return {
+        "format": session.format,
+        "session_id": session.session_id,
+        "result": "ok" if plan else "none",
+        "branch": skip.branch if skip else None,
+        "sub": skip.sub if skip else None,
+        "strategy": settings.strategy,
+        "estimator": settings.estimator.name,
+        "tokens_before": estimate.tokens,
+        "usage_tokens": estimate.usage_tokens,
+        "trailing_tokens": estimate.trailing_tokens,
+        "basis": "estimate" if estimate.last_usage_index is None else "usage",
+        "window": settings.context_window,
+        "should_compact": planned.should_compact,
+        "keep_recent_tokens": settings.keep_recent_tokens,
+        "reserve_tokens": settings.reserve_tokens,
+        "first_kept_line": plan.retained_tail[0].line if plan else None,
+        "turn_start_line": plan.turn_prefix_messages[0].line if plan and plan.turn_prefix_messages else None,
+        "is_split_turn": plan.is_split_turn if plan else False,
+        "messages": sum(m.told and m.kind != COMPACTION_SUMMARY for m in session.messages),
+        "summarize": _count(plan.messages_to_summarize) if plan else 0,
+        "prefix": _count(plan.turn_prefix_messages) if plan else 0,
+        "kept": _count(plan.kept if plan else session.messages),
+        "tokens_kept": plan.tokens_kept if plan else None,
+        "previous_summary": planned.previous_summary is not None,
+        "read_files": reads,
+        "modified_files": edits,
+        "ends": session.ends,
+        "opaque_lines": session.opaque_lines,
+        "warnings": [{"line": w.line or None, "text": w.text} for w in session.warnings],
+    }
+
+
+def _count(messages: Iterable[Message]) -> int:
+    return sum(m.told for m in messages)
+
+
 def record_skip(skip: NoCompaction, path: str, request: Request) -> str | None:
     """Write the [COMPACT_NONE] line to the log; returns a warning when that is not possible."""
     if request.log is None:
@@ -297,14 +360,22 @@ class Compacted:
     archive: Path | None
 
 
-def compact(source: Source, request: Request) -> Compacted | NoCompaction:
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A transcript that stays as it is, and why."""
+
+    planned: Planned
+    skip: NoCompaction
+
+
+def compact(source: Source, request: Request) -> Compacted | Skipped:
     """Plan, summarise, rebuild, check. Nothing is written yet; raises SummaryError, TranscriptError."""
     planned = plan(source, request)
     outcome = planned.outcome
     if isinstance(outcome, NoCompaction):
-        return outcome
+        return Skipped(planned, outcome)
     if request.if_needed and (skip := not_needed(planned, request)) is not None:
-        return skip
+        return Skipped(planned, skip)
     if planned.mixed:
         others = ", ".join(planned.mixed)
         raise TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
@@ -343,7 +414,7 @@ def _last_run(path: str, request: Request) -> float | None:
 
 
 def _rebuilt(source: Source, request: Request, planned: Planned, outcome: CompactionPreparation,
-             summary: Summary) -> Compacted | NoCompaction:  # fmt: skip
+             summary: Summary) -> Compacted | Skipped:  # fmt: skip
     session, adapter = planned.session, FORMATS[planned.session.format]
     kept = adapter.select(session, outcome)
     gone = _archived(adapter, session, outcome, kept)
@@ -353,9 +424,8 @@ def _rebuilt(source: Source, request: Request, planned: Planned, outcome: Compac
     text = _full_summary(outcome, summary, request, CcrEntry(hash, len(told), chars) if archiving else None)
     tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
     if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
-        return replace(
-            skip, figures=skip.figures | ({"failed": summary.degraded} if summary.degraded else {})
-        )
+        failed = {"failed": summary.degraded} if summary.degraded else {}
+        return Skipped(planned, replace(skip, figures=skip.figures | failed))
     reads, edits = compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
     pieces = list(adapter.rebuild(session, outcome, kept, checkpoint))
@@ -457,11 +527,12 @@ def _check(adapter: Format, session: Session, outcome: CompactionPreparation, pi
     except TranscriptError as error:
         raise WriteError(f"self-check failed: the new transcript can't be read back: {error}") from error
     expected = [_signature(m) for m in outcome.kept if m.told]
-    summaries = [m for m in again.messages if m.kind == COMPACTION_SUMMARY]
-    found = [_signature(m) for m in again.messages if m.told and m.kind != COMPACTION_SUMMARY]
-    if len(summaries) != 1 or found != expected:
-        raise WriteError(f"self-check failed: {len(expected)} messages were to be kept, the new transcript "
-                         f"has {len(found)} and {len(summaries)} summaries")  # fmt: skip
+    leads = bool(again.messages) and again.messages[0].kind == COMPACTION_SUMMARY
+    if not leads or [_signature(m) for m in again.messages[1:] if m.told] != expected:
+        raise WriteError(
+            f"self-check failed: a summary and {len(expected)} messages were to be written, "
+            f"the new transcript reads as {len(again.messages)} messages"
+        )
 
 
 def _signature(message: Message) -> tuple[object, ...]:
@@ -512,7 +583,14 @@ def write_file(target: Path, data: Data, *, like: os.stat_result | None = None,
 
 def write_stream(target: Path, chunks: Iterable[bytes], *, like: os.stat_result | None = None,
                  source: Source | None = None) -> None:  # fmt: skip
-    """Write beside the target, fsync, rename, fsync the folder. With `source`, only if it has not changed."""
+    """Write beside the target, fsync, rename, fsync the folder. With `source`, only if it has not changed.
+
+    A symbolic link stays one; what is no regular file (a pipe, a device) is written to as it is.
+    """
+    if target.exists() and not target.is_file():
+        _write_into(target, chunks)
+        return
+    target = Path(os.path.realpath(target))
     try:
         handle, temporary = tempfile.mkstemp(prefix=".haocompact-", suffix=".tmp", dir=target.parent)
     except OSError as error:
@@ -535,6 +613,16 @@ def write_stream(target: Path, chunks: Iterable[bytes], *, like: os.stat_result 
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def _write_into(target: Path, chunks: Iterable[bytes]) -> None:
+    try:
+        with target.open("wb") as file:
+            file.writelines(chunks)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _write_error(target, error) from error
 
 
 def check_unchanged(source: Source, target: Path) -> None:
@@ -586,21 +674,15 @@ def locked(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What became of one transcript. Exactly one of `skip`, `error` or a hash/output tells how it went."""
+    """What became of one transcript. `figures` as `plan --json` has them; `skip` or `error` says why not."""
 
     path: str
-    format: str | None = None
+    figures: dict[str, Any] = field(default_factory=dict)
     output: str | None = None
     archive: str | None = None
     hash: str = ""
     summarizer: str = ""
     degraded: str | None = None
-    first_kept_line: int | None = None
-    is_split_turn: bool = False
-    summarized: int = 0
-    prefix: int = 0
-    kept: int = 0
-    tokens_before: float = 0
     tokens_after: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
@@ -609,31 +691,25 @@ class Done:
     warnings: tuple[str, ...] = ()
 
 
-def _done(
-    source: Source, result: Compacted | NoCompaction, output: str | None, warnings: Sequence[str]
-) -> Done:
+def _done(source: Source, result: Compacted | Skipped, output: str | None, warning: str | None) -> Done:
     size = len(source.data)
-    if isinstance(result, NoCompaction):
-        return Done(source.path, output=output, bytes_before=size, skip=result, warnings=tuple(warnings))
-    plan, session = result.plan, result.planned.session
+    warnings = (*([warning] if warning else []), *warnings_of(result.planned))
+    if isinstance(result, Skipped):
+        skip = result.skip
+        told = figures(result.planned) | {"result": "none", "branch": skip.branch, "sub": skip.sub}
+        return Done(source.path, told, output, bytes_before=size, bytes_after=size, skip=skip, warnings=warnings)
     return Done(
         path=source.path,
-        format=session.format,
+        figures=figures(result.planned),
         output=output,
         archive=str(result.archive) if result.archive else None,
         hash=result.run.hash,
         summarizer=result.summary.summarizer,
         degraded=result.summary.degraded,
-        first_kept_line=plan.retained_tail[0].line,
-        is_split_turn=plan.is_split_turn,
-        summarized=sum(m.told for m in plan.messages_to_summarize),
-        prefix=sum(m.told for m in plan.turn_prefix_messages),
-        kept=sum(m.told for m in plan.kept),
-        tokens_before=plan.tokens_before,
         tokens_after=result.tokens_after,
         bytes_before=size,
         bytes_after=len(result.output),
-        warnings=(*warnings, *warnings_of(result.planned)),
+        warnings=warnings,
     )
 
 
@@ -642,20 +718,20 @@ def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None
     result = compact(source, request)
     if isinstance(target, Path) and target.is_dir():
         target = target / _file_name(source.path, result)
-    if isinstance(result, NoCompaction):
-        warning = record_skip(result, source.path, request) if target is not None else None
+    warning = None
+    if isinstance(result, Skipped):
+        warning = record_skip(result.skip, source.path, request) if target is not None else None
         _deliver(source.data, target)
-        return _done(source, result, _name(target), [warning] if warning else [])
-    if target is not None:
+    elif target is not None:
         store(result)
         _deliver(result.output, target)
-    return _done(source, result, _name(target), [])
+    return _done(source, result, _name(target), warning)
 
 
-def _file_name(path: str, result: Compacted | NoCompaction) -> str:
+def _file_name(path: str, result: Compacted | Skipped) -> str:
     """The name that the client looks for, where the result is a new session; else the input's own."""
     name = "stdin.jsonl" if path == "-" else Path(path).name.removesuffix(".gz").removesuffix(".zst")
-    if isinstance(result, NoCompaction):
+    if isinstance(result, Skipped):
         return name
     session = result.planned.session
     own = getattr(FORMATS[session.format], "file_name", None)
@@ -697,8 +773,8 @@ def compact_in_place(path: str, request: Request) -> Done:
             store(result)
             write_file(target, result.output, like=os.stat(target), source=source)
         else:
-            warning = record_skip(result, path, request)
-        return _done(source, result, path, [warning] if warning else [])
+            warning = record_skip(result.skip, path, request)
+        return _done(source, result, path, warning)
 
 
 def attempt_in_place(path: str, request: Request, min_age: float = 0) -> Done:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from haocompact.archive import Segment
 from haocompact.compaction import (
     CompactionPreparation,
-    FileOperations,
     Image,
     Message,
     NoCompaction,
@@ -29,7 +28,7 @@ from haocompact.compaction import (
 )
 from haocompact.diag import Diagnosis, LogEntry
 from haocompact.errors import HaoError
-from haocompact.pipeline import Directory, Done, Planned
+from haocompact.pipeline import Directory, Done, Planned, figures
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -119,9 +118,9 @@ def _places(outcome: CompactionPreparation | NoCompaction, total: int) -> list[s
     return ["keep"] * front + ["summarise"] * history + ["prefix"] * prefix + ["keep"] * rest
 
 
-def turn_rows(all_rows: Sequence[Row]) -> list[Row | int]:
+def turn_rows(all_rows: Sequence[Row]) -> list[Row]:
     """Rows folded to one a turn; a turn that the cut splits becomes two."""
-    folded: list[Row | int] = []
+    folded: list[Row] = []
     for row in all_rows:
         if folded and row.role not in ("user", "bash", "custom", "branch", "summary") and not row.is_cut:
             last = folded[-1]
@@ -191,7 +190,7 @@ def plan_table(planned: Planned, *, turns: bool = False, everything: bool = Fals
     for name, side in (("line", "right"), ("role", "left"), ("what", "left"), ("tokens", "right"),
                        ("running", "right"), ("cut", "left")):  # fmt: skip
         table.add_column(name, justify=side, overflow="ellipsis", no_wrap=name != "what")  # type: ignore[arg-type]
-    found = turn_rows(rows(planned)) if turns else _shown_rows(planned, everything)
+    found: Sequence[Row | int] = turn_rows(rows(planned)) if turns else _shown_rows(planned, everything)
     for item in _folded(found, everything):
         if isinstance(item, int):
             table.add_row("", "", f"... {item:,} more rows (--all shows them)", "", "", "", style="dim")
@@ -320,8 +319,9 @@ def done_line(done: Done) -> str:
         return f"{path}: {visible(str(done.error))}"
     if done.skip is not None:
         return f"{path}: nothing to compact ({done.skip.sub or done.skip.branch})"
+    gone = done.figures["summarize"] + done.figures["prefix"]
     degraded = f", DEGRADED: {visible(done.degraded)}" if done.degraded else ""
-    return (f"{path}: {done.summarized + done.prefix:,} messages -> 1 summary, {done.kept:,} kept, "
+    return (f"{path}: {gone:,} messages -> 1 summary, {done.figures['kept']:,} kept, "
             f"{done.bytes_before:,} -> {done.bytes_after:,} bytes"
             + (f", <<ccr:{done.hash}>>" if done.hash else "") + degraded)  # fmt: skip
 
@@ -334,47 +334,8 @@ def dumps(obj: dict[str, Any]) -> str:
 
 
 def plan_json(planned: Planned, *, with_rows: bool | None = None) -> dict[str, Any]:
-    outcome, estimate, settings, session = (
-        planned.outcome,
-        planned.estimate,
-        planned.settings,
-        planned.session,
-    )
-    plan = outcome if isinstance(outcome, CompactionPreparation) else None
-    reads, edits = compute_file_lists(plan.file_ops if plan else FileOperations())
-    found: dict[str, Any] = {
-        "version": VERSION,
-        "path": planned.path,
-        "format": session.format,
-        "session_id": session.session_id,
-        "result": "ok" if plan else "none",
-        "branch": None if isinstance(outcome, CompactionPreparation) else outcome.branch,
-        "sub": None if isinstance(outcome, CompactionPreparation) else outcome.sub,
-        "estimator": settings.estimator.name,
-        "tokens_before": estimate.tokens,
-        "usage_tokens": estimate.usage_tokens,
-        "trailing_tokens": estimate.trailing_tokens,
-        "basis": "estimate" if estimate.last_usage_index is None else "usage",
-        "window": settings.context_window,
-        "should_compact": planned.should_compact,
-        "keep_recent_tokens": settings.keep_recent_tokens,
-        "reserve_tokens": settings.reserve_tokens,
-        "first_kept_line": plan.retained_tail[0].line if plan else None,
-        "turn_start_line": _turn_line(plan) if plan else None,
-        "is_split_turn": plan.is_split_turn if plan else False,
-        "messages": sum(m.told and m.kind != "compaction_summary" for m in session.messages),
-        "summarize": _told(plan.messages_to_summarize) if plan else 0,
-        "prefix": _told(plan.turn_prefix_messages) if plan else 0,
-        "kept": _told(plan.kept) if plan else _told(session.messages),
-        "tokens_kept": plan.tokens_kept if plan else None,
-        "previous_summary": planned.previous_summary is not None,
-        "read_files": reads,
-        "modified_files": edits,
-        "ends": session.ends,
-        "opaque_lines": session.opaque_lines,
-        "warnings": [{"line": w.line or None, "text": w.text} for w in session.warnings],
-    }
-    if with_rows or (with_rows is None and len(session.messages) <= ROWS_IN_JSON):
+    found = {"version": VERSION, "path": planned.path, **figures(planned)}
+    if with_rows or (with_rows is None and len(planned.session.messages) <= ROWS_IN_JSON):
         found["rows"] = [_row_json(row) for row in rows(planned)]
     return found
 
@@ -386,7 +347,9 @@ def _row_json(row: Row) -> dict[str, Any]:
 
 def diag_json(planned: Planned, diagnosis: Diagnosis) -> dict[str, Any]:
     outcome = planned.outcome
-    figures = outcome.figures if isinstance(outcome, NoCompaction) else {}
+    seen = dict(outcome.figures) if isinstance(outcome, NoCompaction) else {}
+    if isinstance(seen.get("top3"), list):
+        seen["top3"] = [{"idx": i, "tokens": t} for i, t in seen["top3"]]  # type: ignore[attr-defined]
     return {
         "version": VERSION,
         "path": planned.path,
@@ -394,7 +357,7 @@ def diag_json(planned: Planned, diagnosis: Diagnosis) -> dict[str, Any]:
         "result": "none" if isinstance(outcome, NoCompaction) else "ok",
         "branch": outcome.branch if isinstance(outcome, NoCompaction) else None,
         "sub": outcome.sub if isinstance(outcome, NoCompaction) else None,
-        **{k: v if k != "top3" else [{"idx": i, "tokens": t} for i, t in v] for k, v in figures.items()},  # type: ignore[attr-defined]
+        **seen,
         "tokens_before": planned.estimate.tokens,
         "should_compact": planned.should_compact,
         "heaviest": [{"line": n, "role": role, "tokens": t} for n, role, t in diagnosis.heaviest],
@@ -406,30 +369,19 @@ def diag_json(planned: Planned, diagnosis: Diagnosis) -> dict[str, Any]:
 def done_json(done: Done) -> dict[str, Any]:
     if done.error is not None:
         return error_json(done.error, done.path)
-    found: dict[str, Any] = {"version": VERSION, "path": done.path, "format": done.format}
-    if done.skip is not None:
-        return found | {"result": "none", "branch": done.skip.branch, "sub": done.skip.sub, "output": done.output,
-                        "bytes_before": done.bytes_before, "bytes_after": done.bytes_before}  # fmt: skip
-    return found | {
-        "result": "ok",
-        "branch": None,
-        "sub": None,
+    return {
+        "version": VERSION,
+        "path": done.path,
+        **done.figures,
         "output": done.output,
         "archive": done.archive,
         "hash": done.hash or None,
-        "summarizer": done.summarizer,
+        "summarizer": done.summarizer or None,
         "degraded": done.degraded is not None,
         "degraded_reason": done.degraded,
-        "first_kept_line": done.first_kept_line,
-        "is_split_turn": done.is_split_turn,
-        "summarize": done.summarized,
-        "prefix": done.prefix,
-        "kept": done.kept,
-        "tokens_before": done.tokens_before,
-        "tokens_after": done.tokens_after,
+        "tokens_after": done.tokens_after if done.skip is None else None,
         "bytes_before": done.bytes_before,
         "bytes_after": done.bytes_after,
-        "warnings": list(done.warnings),
     }
 
 

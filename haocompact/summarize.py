@@ -7,10 +7,12 @@ the transcript from forging the prompt's frame.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +66,8 @@ _FRAME = re.compile(r"<(?=/?(?:conversation|previous-summary)\b)", re.IGNORECASE
 _SPEAKER = re.compile(
     r"^\[(?=(?:User|Assistant|Assistant thinking|Assistant tool calls|Tool result|System)\]:)", re.M
 )
-_DATA_URL = re.compile(r"(data:[\w.+-]+/[\w.+-]+;base64,)[A-Za-z0-9+/=\s]{256,}")
+_BASE64 = "[A-Za-z0-9+/=]{60,}"
+_DATA_URL = re.compile(rf"(data:[\w.+-]+/[\w.+-]+;base64,){_BASE64}(?:\r?\n{_BASE64})*")
 
 
 def serialize_conversation(messages: Iterable[Message], *, repair: bool = True) -> str:
@@ -326,13 +329,18 @@ def summary_text(plan: CompactionPreparation, summary: Summary) -> str:
 
 
 def degraded_body(plan: CompactionPreparation, error: str, lang: str = "en") -> str:
-    """Notice and the last 500 characters of the old conversation; with repairs the offline summary too (R6)."""
+    """Notice and the last 500 characters of the old conversation.
+
+    With repairs (R6) also the previous summary, word for word, and the offline summary of what is new.
+    """
     repair = plan.settings.repair
     excerpt = _end_of((*plan.messages_to_summarize, *plan.turn_prefix_messages), repair)
     if not repair:
         return f"{NOTICE['zh'].format(error=error)}\n\n{excerpt}"
     notice = NOTICE[lang].format(error=" ".join(error.split()))
-    return f"{notice}\n\n{excerpt}\n\n---\n\n{Extract().summarize(plan)}"
+    previous = previous_body(plan.previous_summary)
+    offline = extract(_told(plan.messages_to_summarize), _told(plan.turn_prefix_messages), None)
+    return "\n\n---\n\n".join([f"{notice}\n\n{excerpt}", *([previous] if previous else []), offline])
 
 
 def _end_of(messages: Sequence[Message], repair: bool) -> str:
@@ -356,8 +364,16 @@ _SECRETS = (
 )  # fmt: skip
 
 
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+_SECRET_CHARS = 8  # a shorter value would stand in too many innocent places
+
+
 def mask_secrets(text: str) -> str:
-    """An error text without keys: URL credentials and queries, tokens and Authorization values go."""
+    """An error text without keys: URL credentials and queries, tokens and Authorization values go, and so does
+    what the environment calls a key."""
+    for name, value in os.environ.items():
+        if len(value) >= _SECRET_CHARS and _SECRET_NAME.search(name):
+            text = text.replace(value, "[REDACTED]")
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text
@@ -376,24 +392,42 @@ class Command:
     environment: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, prompt: str, system_prompt: str, max_tokens: int) -> str:
-        words = shlex.split(self.line)
-        if not words:
-            raise SummaryError("the command is empty")
+        words = self._words()
         env = {**os.environ, **self.environment, SYSTEM_PROMPT_VARIABLE: system_prompt}
         text = f"{system_prompt}\n\n{prompt}"
         env["HAOCOMPACT_MAX_TOKENS"] = str(max_tokens)
         try:
-            done = subprocess.run(words, input=clean(text).encode(), capture_output=True, env=env,
-                                  timeout=self.timeout, check=False)  # fmt: skip
+            process = subprocess.Popen(words, env=env, start_new_session=True, stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
         except FileNotFoundError:
             raise SummaryError(f"command not found: {words[0]}") from None
-        except subprocess.TimeoutExpired:
-            raise SummaryError(f"{words[0]} gave no answer within {self.timeout:g} s") from None
         except OSError as error:
             raise SummaryError(f"{words[0]} can't be run: {error.strerror}") from error
-        if done.returncode:
-            raise SummaryError(f"{words[0]} ended with exit code {done.returncode}{_tail_of(done.stderr)}")
-        return done.stdout.decode("utf-8", "replace")
+        with process:
+            out, err = self._answer(process, clean(text).encode(), words[0])
+        if process.returncode:
+            raise SummaryError(f"{words[0]} ended with exit code {process.returncode}{_tail_of(err)}")
+        return out.decode("utf-8", "replace")
+
+    def _words(self) -> list[str]:
+        try:
+            words = shlex.split(self.line)
+        except ValueError as error:
+            raise SummaryError(f"the command can't be read: {error}") from None
+        if not words:
+            raise SummaryError("the command is empty")
+        return words
+
+    def _answer(self, process: subprocess.Popen[bytes], text: bytes, name: str) -> tuple[bytes, bytes]:
+        """Its stdout and stderr. Whatever ends the wait ends the program, too, with all that it started."""
+        try:
+            return process.communicate(text, timeout=self.timeout)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise SummaryError(f"{name} gave no answer within {self.timeout:g} s") from None
 
 
 def _tail_of(stderr: bytes) -> str:

@@ -16,7 +16,7 @@ from haocompact.compaction import CHARS, COMPACTION_SUMMARY, CompactionPreparati
 from haocompact.errors import HaoError, SummaryError
 from haocompact.formats import FORMATS
 from haocompact.formats.session import ReadOptions
-from haocompact.pipeline import Request, compact, compact_in_place, compact_to, open_source, plan, warnings_of, restore
+from haocompact.pipeline import Request, Skipped, compact, compact_in_place, compact_to, open_source, plan, warnings_of, restore
 from haocompact.records import read
 from haocompact.summarize import Prompted
 
@@ -259,7 +259,7 @@ def test_output_again_is_no_op(run_of, id):
         return
     assert run.output.endswith(b"\n")
     with open_source(str(run.target)) as source:
-        assert isinstance(compact(source, run.request), NoCompaction)
+        assert isinstance(compact(source, run.request), Skipped)
 
 
 def test_B16_overshoot_is_shown(run_of):

@@ -24,6 +24,7 @@ from haocompact.formats.session import ReadOptions, list_summary
 from haocompact.pipeline import (
     Compacted,
     Request,
+    Skipped,
     Source,
     compact,
     compact_to,
@@ -39,6 +40,7 @@ from haocompact.pipeline import (
 from haocompact.records import FileBytes, read, write
 
 FILES = transcripts(ROOT / "samples", ROOT / "tests" / "cases", CORPUS)
+APPENDED = ("berry",)  # formats whose compaction is appended
 SETTINGS = tuple(itertools.product((400, 2000, 20000), ("chars", "cjk")))
 EDITED = {  # what each client forces to change in a kept line
     "pi": [("parentId",)],
@@ -79,6 +81,8 @@ class Run:
         except TranscriptError as error:
             self.refused = error
             return
+        if isinstance(self.result, Skipped):
+            self.result = self.result.skip
         if isinstance(self.result, Compacted):
             self.segment = store(self.result)
             self.lines = lines_of(self.data)
@@ -131,7 +135,10 @@ def test_law_1_reading_and_writing_changes_nothing(name):
 
 def test_law_2_kept_and_removed_are_all_records_in_order(compacted):
     for run in compacted:
-        kept = sorted(set(range(len(run.lines))) - set(run.gone))
+        hidden_only = run.format in APPENDED  # nothing leaves the file
+        kept = sorted(set(range(len(run.lines))) - (set() if hidden_only else set(run.gone)))
+        if hidden_only and not run.lines[-1].endswith(b"\n") and json_of(run.lines[-1]) is None:
+            kept.pop()  # a torn last line
         written = iter(lines_of(run.result.output))
         new = 0
         for index in kept:
@@ -141,7 +148,8 @@ def test_law_2_kept_and_removed_are_all_records_in_order(compacted):
                 new += 1
             else:
                 pytest.fail(f"line {index + 1} is neither kept nor archived")
-        assert new + len(list(written)) <= NEW_LINES.get(run.format, 1)
+        most = NEW_LINES.get(run.format, 1) if not hidden_only else 3 + len(run.plan.removed)
+        assert new + len(list(written)) <= most
         assert run.gone == sorted(set(run.gone))
 
 
@@ -224,7 +232,7 @@ def test_law_4_retrieve_gives_exactly_what_was_removed(compacted):
         assert listed.segments[-1] == run.segment
         told = [m for m in (*run.plan.messages_to_summarize, *run.plan.turn_prefix_messages) if m.told]
         found = segment_messages(run.segment.hash, run.request)
-        assert len(found) == run.segment.messages == len(told) or run.format == "codex"
+        assert len(found) == run.segment.messages == len(told) or run.format in ("codex", "berry")
 
 
 def test_law_4_restore_gives_the_original(compacted):
@@ -316,7 +324,6 @@ def test_refusals_say_what_to_do(runs):
 GROWING = {n: p for n, p in KNOWN.items() if detect(read(p.read_bytes())).name in ("pi", "openai", "anthropic", "haocode")}
 
 
-@pytest.mark.xfail(strict=True, raises=WriteError, reason="the self-check counts summaries instead of looking at the first message")
 def test_a_pasted_summary_is_a_message_like_any_other(tmp_path):
     """A user may quote what a compaction wrote; it stays where it is."""
     line = json.dumps({"role": "user", "content": list_summary("## Goal\nWater the beans.", 3)})
