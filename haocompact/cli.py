@@ -536,13 +536,7 @@ def _to_targets(paths: list[str] | None, request: Request, where: str, output: P
     names = [p for p, _ in _found(paths or ["-"])]
     if len(names) > 1 and where in ("stdout", "file"):
         raise UsageError(f"{len(names)} transcripts, one output: use --output-dir or --in-place")
-    if (
-        output is not None
-        and output.exists()
-        and names
-        and names[0] != "-"
-        and os.path.samefile(output, names[0])
-    ):
+    if output is not None and any(_same_file(output, name) for name in names):
         raise UsageError("-o names the transcript itself: use --in-place")
     if folder is not None:
         _one_name_each(names, folder)
@@ -556,6 +550,10 @@ def _to_targets(paths: list[str] | None, request: Request, where: str, output: P
             yield pipeline.Done(path, error=error)
 
 
+def _same_file(a: Path, b: str) -> bool:
+    return a.exists() and os.path.exists(b) and os.path.samefile(a, b)
+
+
 def _one_name_each(names: list[str], folder: Path) -> None:
     """Refuse to write one result over another, or over a transcript."""
     given: dict[Path, str] = {}
@@ -564,7 +562,7 @@ def _one_name_each(names: list[str], folder: Path) -> None:
         if target in given:
             raise UsageError(f"{given[target]} and {name} would both become {target}")
         given[target] = name
-        if target.exists() and os.path.exists(name) and os.path.samefile(target, name):
+        if _same_file(target, name):
             raise UsageError(f"--output-dir is the folder of {name} itself: use --in-place")
 
 

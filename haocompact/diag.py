@@ -112,15 +112,19 @@ class Diagnosis:
     heaviest: tuple[tuple[int, str, int], ...] = ()
 
 
+Gains = Callable[[CompactionPreparation], bool]
+"""Whether a plan would make the transcript smaller."""
+
+
 def diagnose(messages: Sequence[Message], settings: CompactionSettings,
-             outcome: CompactionPreparation | NoCompaction) -> Diagnosis:  # fmt: skip
+             outcome: CompactionPreparation | NoCompaction, gains: Gains = lambda plan: True) -> Diagnosis:  # fmt: skip
     """Explain what `prepare_compaction` decided; suggestions are found by trying."""
     heaviest = sorted(((m.tokens(settings.estimator), -m.line, m.role) for m in messages), reverse=True)[:3]
     rows = tuple((-line, role, tokens) for tokens, line, role in heaviest if tokens)
     if isinstance(outcome, CompactionPreparation):
         return Diagnosis(outcome, _explain_plan(outcome), heaviest=rows)
     return Diagnosis(outcome, _EXPLAIN[outcome.sub or outcome.branch](outcome.figures),
-                     tuple(_suggest(messages, settings, outcome)), rows)  # fmt: skip
+                     tuple(_suggest(messages, settings, outcome, gains)), rows)  # fmt: skip
 
 
 def _explain_plan(plan: CompactionPreparation) -> str:
@@ -175,11 +179,11 @@ def _total(figures: Figures) -> int:
     return (first if isinstance(first, int) else 0) + (rest if isinstance(rest, int) else 0)
 
 
-def _suggest(messages: Sequence[Message], settings: CompactionSettings, skip: NoCompaction) -> list[str]:
+def _suggest(messages: Sequence[Message], settings: CompactionSettings, skip: NoCompaction, gains: Gains) -> list[str]:
     if skip.sub in ("segment_too_short", "segment_one_turn", "segment_empty"):
         return ["--strategy keep-recent", "a smaller --tail-keep"]
     if skip.branch == "nothing_to_summarize":
-        largest = largest_keep_recent(messages, settings)
+        largest = largest_keep_recent(messages, settings, gains)
         if largest is not None:
             return [f"--keep-recent {largest} is the largest value that compacts"]
         return ["there is nothing to compact and that is right"]
@@ -193,7 +197,8 @@ def _suggest(messages: Sequence[Message], settings: CompactionSettings, skip: No
     }.get(skip.branch, ["there is nothing to compact and that is right"])
 
 
-def largest_keep_recent(messages: Sequence[Message], settings: CompactionSettings) -> int | None:
+def largest_keep_recent(messages: Sequence[Message], settings: CompactionSettings,
+                        gains: Gains = lambda plan: True) -> int | None:  # fmt: skip
     """The largest keep_recent at which something would be summarised; None when there is none.
 
     Found by trying from the top: another message reaches `keep_recent` only where a sum of the tail ends.
@@ -206,7 +211,7 @@ def largest_keep_recent(messages: Sequence[Message], settings: CompactionSetting
 
     def works(keep_recent: int) -> bool:
         trial = prepare_compaction(messages, replace(settings, keep_recent_tokens=keep_recent))
-        return isinstance(trial, CompactionPreparation)
+        return isinstance(trial, CompactionPreparation) and gains(trial)
 
     sums = sorted({0, *accumulate(m.tokens(settings.estimator) for m in reversed(compactable))})
     for below, reached in reversed([*pairwise(sums)]):

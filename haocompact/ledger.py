@@ -765,14 +765,18 @@ def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
     alike = _same_class(fresh, {c for v, c in old.values.items() if named or v not in new.values})
     if not corrects:
         same = alike and not (own and others) and 2 * shared >= 3 * max(own, others)
-        single = same and sum(v not in old.values and c != "name" for v, c in new.values.items()) <= 1
-        forbids = same and (_FORBIDS.search(old.text) or _FORBIDS.search(new.text))
-        return same and (single or fresh == {"word", "num"}) and not forbids
+        return same and _restates(new, old, fresh)
     if not (new.values or old.values):
         return shared >= 2 and max(own, others) <= shared // 2 + 1 - (shared == 2)
     contained = shared >= 1 and not (own and others) and own <= 2 * shared + 1
     mostly = shared >= 3 - named and 2 * others <= shared + named and own <= 2 * shared
     return (alike and (contained or mostly)) or (named and contained and not others)
+
+
+def _restates(new: Entry, old: Entry, fresh: set[str]) -> bool:
+    single = sum(v not in old.values and c != "name" for v, c in new.values.items()) <= 1
+    forbids = _FORBIDS.search(old.text) or _FORBIDS.search(new.text)
+    return (single or fresh == {"word", "num"}) and not forbids
 
 
 _FORBIDS = re.compile(

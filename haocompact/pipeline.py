@@ -69,8 +69,7 @@ from haocompact.summarize import (
     Summarizer,
     Summary,
     compact_context,
-    format_file_operations,
-    sanitize_body,
+    summary_text,
 )
 
 OFFLINE = Extract()
@@ -281,7 +280,15 @@ def _settings_for(session: Session, settings: CompactionSettings) -> CompactionS
 
 
 def explain(planned: Planned) -> Diagnosis:
-    return diagnose(planned.session.messages, planned.settings, planned.outcome)
+    """Why it is as it is; a suggestion is tried with the offline summary before it is made."""
+    request = Request(settings=planned.settings)
+
+    def gains(trial: CompactionPreparation) -> bool:
+        summary = Summary(OFFLINE.summarize(trial), OFFLINE.name)
+        text = _full_summary(trial, summary, request, CcrEntry("0" * 16, len(trial.removed), 1_000_000))
+        return _no_gain(trial, text, planned.settings, request) is None
+
+    return diagnose(planned.session.messages, planned.settings, planned.outcome, gains)
 
 
 def figures(planned: Planned) -> dict[str, Any]:
@@ -477,10 +484,9 @@ def _full_summary(
     outcome: CompactionPreparation, summary: Summary, request: Request, entry: CcrEntry | None
 ) -> str:
     """Body, file lists, then one marker line per archived segment, oldest first."""
-    body = sanitize_body(summary.body) if outcome.settings.repair else summary.body
-    text = body + format_file_operations(
-        *compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
-    )
+    text = summary_text(outcome, summary)
+    if summary.degraded is not None and not outcome.settings.repair:  # the seed's excerpt is all there is
+        return text
     earlier = parse_ccr_section(outcome.previous_summary or "")
     entries = [e for e in earlier if entry is None or e.hash != entry.hash]
     return with_ccr_section(text, [*entries, *([entry] if entry else [])], request.lang)

@@ -297,9 +297,6 @@ def test_count(undo):
     assert (equal, len(json.loads(PINNED.read_text())), len(ROWS)) == (274, 658, 932)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="R4 has no switch: the reader drops stale usages under --compat seed, too"
-)
 def test_stale_usage_is_an_anchor():
     """DIFFS 18: the seed, and 0.74.2, anchor the estimate on a usage from before the last compaction."""
     row = next(r for r in ROWS if r["name"] == "069_usage_before_compaction_is_stale#0")

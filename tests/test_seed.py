@@ -649,9 +649,6 @@ def written(conversation, settings, summarize_fn):
     )
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the pipeline adds file lists to a degraded excerpt, summary_text does not"
-)
 def test_the_file_that_is_written_holds_the_seeds_list():
     for rng, conversation in by_chance(400):
         keep_recent, answers = rng.choice(BUDGETS[1:6]), rng.choices(ANSWERS, k=2)
@@ -723,9 +720,6 @@ def test_estimate_is_anchored_as_the_stub_says():
         assert estimate_context_tokens(messages, CHARS).tokens == estimate_context(old).tokens
 
 
-@pytest.mark.xfail(
-    strict=True, reason="R4 has no switch: the reader drops stale usages under --compat seed, too"
-)
 def test_a_kept_usage_is_an_anchor_after_a_compaction():
     """The seed knows no difference between a usage from before its compaction and one from after."""
     conversation = [

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -437,10 +438,19 @@ def test_programs_that_fail(tmp_path):
 
 
 def test_a_program_that_is_too_slow_goes_with_all_it_started(tmp_path):
-    code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    os.mkfifo(tmp_path / "alive")  # the reader sees its end when the last writer is gone
+    reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    code = (
+        f"import subprocess, sys\nalive = open({str(tmp_path / 'alive')!r}, 'wb')\nalive.write(b'started')\nalive.flush()\n"
+        "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'], pass_fds=[alive.fileno()])"
+    )
+    assert "gave no answer" in failure(program(tmp_path, code), 3.0)
+    os.set_blocking(reader, True)
     start = time.monotonic()
-    assert "gave no answer" in failure(program(tmp_path, code), 1.0)
-    assert time.monotonic() - start < 15
+    assert os.read(reader, 99) == b"started"
+    assert os.read(reader, 99) == b""
+    assert time.monotonic() - start < 30
+    os.close(reader)
 
 
 def test_a_program_need_not_read_or_write_utf8(tmp_path):

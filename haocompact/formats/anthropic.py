@@ -68,7 +68,7 @@ def sniff(obj: Json, first: bool) -> int:
 
 
 def read(records: Records, options: ReadOptions) -> Session:
-    return read_list(NAME, records, message_of, _parts)
+    return read_list(NAME, records, message_of, _parts, options)
 
 
 def message_of(record: Record) -> Message | None:

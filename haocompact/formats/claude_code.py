@@ -239,7 +239,8 @@ def read(records: Records, options: ReadOptions) -> Session:
     path = [n for n in _with_parallels(live, chain) if n.side == leaf.side]
     boundary, context = _context(path)
     session.state.context = context
-    _mark_stale(context, boundary, live)
+    if options.repair:
+        _mark_stale(context, boundary, live)
     session.messages = _messages(records, context)
     if not session.messages:
         raise no_messages(records, TITLE)

@@ -62,7 +62,7 @@ def sniff(obj: Json, first: bool) -> int:
 
 
 def read(records: Records, options: ReadOptions) -> Session:
-    session = read_list(NAME, records, message_of, _parts)
+    session = read_list(NAME, records, message_of, _parts, options)
     _name_calls_in_order(session)
     return session
 

@@ -130,7 +130,8 @@ def read(records: Records, options: ReadOptions) -> Session:
         if message is not None:
             session.messages.append(message)
     _mark_withdrawn(records, entries, edits, session.messages)
-    _mark_stale(tree, records, session.messages)
+    if options.repair:
+        _mark_stale(tree, records, session.messages)
     return session
 
 

@@ -256,7 +256,7 @@ class Listing:
 
 
 def read_list(name: str, records: Records, message_of: Callable[[Record], Message | None],
-              parts: Callable[[Json], Parts]) -> Session:  # fmt: skip
+              parts: Callable[[Json], Parts], options: ReadOptions) -> Session:  # fmt: skip
     """One message a line in file order; leading system lines and headers are no part of the conversation."""
     session = Session(name, records, [], state=Listing())
     listing: Listing = session.state
@@ -272,7 +272,8 @@ def read_list(name: str, records: Records, message_of: Callable[[Record], Messag
         session.messages.append(message)
     if not session.messages:
         raise no_messages(records, name)
-    _mark_kept_usage(session.messages)
+    if options.repair:
+        _mark_kept_usage(session.messages)
     return session
 
 
