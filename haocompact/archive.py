@@ -266,7 +266,7 @@ class Archive:
         with _plain_errors(self.path):
             row = self._db.execute(f"{_SEGMENTS} WHERE hash = ?", (hash,)).fetchone()
             if row is None:
-                raise UnknownHash(f"the archive has no segment {hash}")
+                raise UnknownHash(f"not found: the archive has no segment {hash}")
         return Segment(*row)
 
     def segments(self) -> Iterator[Segment]:
@@ -479,7 +479,7 @@ class Archive:
         with _plain_errors(self.path):
             row = self._db.execute(f"SELECT {column} FROM segments WHERE hash = ?", (hash,)).fetchone()
             if row is None:
-                raise UnknownHash(f"the archive has no segment {hash}")
+                raise UnknownHash(f"not found: the archive has no segment {hash}")
         return row[0]
 
     def _segment_damage(self, segment: Segment) -> Iterator[str]:

@@ -26,7 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 SETTINGS_FILE = "HAOCOMPACT_CONFIG"
 
@@ -97,7 +97,7 @@ Check = Annotated[bool, typer.Option("--check", help="Exit 3 when nothing would 
 ArchiveOption = Annotated[
     Path | None,
     typer.Option(
-        "--archive", envvar="HAOCOMPACT_ARCHIVE", help="The archive file.", show_default="user data folder"
+        "--archive", envvar="HAOCOMPACT_ARCHIVE", help="Where removed lines are kept.", show_default="user data folder"
     ),
 ]
 LogOption = Annotated[
@@ -151,7 +151,11 @@ def plan(
     check: Check = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show where a transcript would be cut: each message, its tokens, what goes and what stays."""
+    """Show where a transcript would be cut.
+
+    \b
+    haocompact plan session.jsonl --keep-recent 5000
+    """
     from haocompact import show
 
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
@@ -232,7 +236,7 @@ def compact(
     ] = False,
     archive: ArchiveOption = None,
     no_archive: Annotated[
-        bool, typer.Option("--no-archive", help="Keep nothing: you have the original yourself.")
+        bool, typer.Option("--no-archive", help="Archive nothing and write no marker: you keep the original.")
     ] = False,
     log: LogOption = None,
     lang: LangOption = Lang.en,
@@ -248,7 +252,12 @@ def compact(
     check: Check = False,
     quiet: Quiet = False,
 ) -> None:
-    """Replace the old part of a transcript by a summary; a skip passes the input through unchanged."""
+    """Replace the old part by a summary; a skip passes the input through unchanged.
+
+    \b
+    haocompact compact session.jsonl -o small.jsonl
+    haocompact compact --in-place ~/sessions --jobs 4
+    """
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
     chosen = _summarizer(summarizer, command, timeout, summarizer_max_tokens, instructions, lang)
     request = _request(settings, format, leaf, summarizer=chosen, on_failure=on_failure.value, lang=lang.value,
@@ -286,7 +295,11 @@ def diag(
     check: Check = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say why a transcript would be skipped, and the smallest change that would make it compact."""
+    """Say why a compaction is skipped, and what would change that.
+
+    \b
+    haocompact diag session.jsonl
+    """
     if read_log:
         return _show_log(log or _log_path(), as_json)
     from haocompact import diag as lines
@@ -318,7 +331,9 @@ def diag(
 
 @app.command()
 def retrieve(
-    path: Annotated[str, typer.Argument(help="A compacted transcript, or - for stdin.")] = "-",
+    path: Annotated[
+        str, typer.Argument(help="A compacted transcript, - for stdin, or a hash alone.")
+    ] = "-",
     hash: Annotated[
         str | None,
         typer.Argument(
@@ -331,6 +346,9 @@ def retrieve(
     ] = 56 * 1024,
     raw: Annotated[bool, typer.Option("--raw", help="The original lines instead.")] = False,
     restore: Annotated[bool, typer.Option("--restore", help="The whole original, byte for byte.")] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="The summary that stands in the transcript.")
+    ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Re-hash everything in the archive.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)
@@ -340,28 +358,41 @@ def retrieve(
     lang: LangOption = Lang.en,
     as_json: AsJson = False,
 ) -> None:
-    """List the archived segments of a transcript, show one in windows, or bring the original back."""
+    """Bring archived originals back: list them, show one in windows, restore the file.
+
+    \b
+    haocompact retrieve small.jsonl
+    haocompact retrieve small.jsonl --restore -o session.jsonl
+    """
     from haocompact import pipeline, show
 
     request = _request(_settings(), format, None, archive=archive or _archive_path(), lang=lang.value)
     if verify:
         return _verify(request, as_json)
-    if hash is None and not restore and _looks_like_hash(path):
-        raise UsageError("a transcript comes first: retrieve FILE HASH")
-    with pipeline.open_source(path, sys.stdin.buffer) as source:
+    if hash is None and _looks_like_hash(path):
+        path, hash = "", path
+    if hash is not None:
         if restore:
-            _send(pipeline.restore(source, request, hash), output)
-        elif hash is None:
-            found = pipeline.directory(source, request)
-            if as_json:
-                print(show.dumps(show.directory_json(found)))
-            else:
-                _print(show.directory_table(found))
+            _send(pipeline.restore_input(hash, request, path), output)
         elif raw:
             _send(pipeline.raw_segment(hash, request), output)
         else:
             text = pipeline.window_text(hash, request, from_message, budget)
             print(show.dumps({"version": 1, "hash": hash, "text": text}) if as_json else show.printable(text))
+        return
+    with pipeline.open_source(path, sys.stdin.buffer) as source:
+        if restore:
+            _send(pipeline.restore(source, request), output)
+        elif summary:
+            print(show.printable(pipeline.summary_of(source, request)))
+        elif as_json:
+            print(show.dumps(show.directory_json(pipeline.directory(source, request))))
+        else:
+            found = pipeline.directory(source, request)
+            if found.segments or found.missing:
+                _print(show.directory_table(found))
+            else:
+                print(f"nothing is archived for {show.visible(path)}")
 
 
 # --------------------------------------------------------------------------------------- helpers
@@ -698,6 +729,17 @@ def _reopen_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
+def _refuse_doubled(words: list[str]) -> None:
+    """The same setting twice on one command line is no setting: which one was meant?"""
+    seen: dict[str, str] = {}
+    for word, value in zip(words, [*words[1:], ""], strict=False):
+        if word == "--":
+            return
+        name, equals, given = word.partition("=")
+        if name.startswith("--") and seen.setdefault(name, given if equals else value) != (given if equals else value):
+            raise UsageError(f"{name} is given twice", code="COMPACTION_CONFIG_TAKEN")
+
+
 def main() -> NoReturn:
     """Run the command line: a HaoError is one line on stderr and its exit code; a closed pipe is no error."""
     _reopen_closed_streams()
@@ -705,6 +747,7 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
+        _refuse_doubled(sys.argv[1:])
         code = app(standalone_mode=False) or 0
         sys.stdout.flush()
     except HaoError as error:

@@ -859,7 +859,7 @@ def clean_hash(text: str) -> str:
     """The 16 digits of a hash or marker. Raises UnknownHash for anything else."""
     digits = text.strip().removeprefix("<<ccr:").removesuffix(">>")
     if len(digits) != 16 or any(c not in "0123456789abcdef" for c in digits):
-        raise UnknownHash(f"not a hash of this archive: {text!r} (16 hexadecimal digits are wanted)")
+        raise UnknownHash(f"not found: {text!r} is no hash of an archive (16 hexadecimal digits)")
     return digits
 
 
@@ -898,21 +898,35 @@ def verify(request: Request) -> Iterator[Damage]:
         yield from archive.verify()
 
 
+def summary_of(source: Source, request: Request) -> str:
+    """The summary that a transcript begins with. Raises TranscriptError when it has none."""
+    session, _ = load(source, request)
+    first = session.messages[0] if session.messages else None
+    if first is None or first.kind != COMPACTION_SUMMARY:
+        raise TranscriptError("there is no summary in it", path=source.path)
+    return first.text
+
+
+def restore_input(hash: str, request: Request, path: str = "") -> Iterator[bytes]:
+    """The whole input of one compaction: of `path` when that transcript has one by this hash, else the newest."""
+    with _archive(request) as archive:
+        runs = archive.runs(clean_hash(hash))
+        if not runs:
+            raise UnknownHash(f"not found: {hash} is no segment of {archive.path}")
+        own = [r for r in runs if path and os.path.abspath(r.source) == os.path.abspath(path)]
+        yield from archive.restore((own or runs)[0])
+
+
 def restore(source: Source, request: Request, hash: str | None = None) -> Iterator[bytes]:
     """The original of a compacted transcript, with whatever was appended since.
 
     With `hash`, the input of that one compaction. Without, compactions are undone as long as the transcript
     still begins with what one of them wrote. Raises UnknownHash, DamagedArchive, ArchiveError.
     """
+    if hash is not None:
+        yield from restore_input(hash, request, source.path)
+        return
     with _archive(request) as archive:
-        if hash is not None:
-            runs = archive.runs(clean_hash(hash))
-            if not runs:
-                raise UnknownHash(f"no segment {hash} in {archive.path}")
-            path = os.path.abspath(source.path)
-            own = [r for r in runs if os.path.abspath(r.source) == path]
-            yield from archive.restore((own or runs)[0])
-            return
         yield from _restored(archive, source, request)
 
 

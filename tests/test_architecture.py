@@ -12,10 +12,14 @@ from conftest import ROOT
 from haocompact import errors
 
 PACKAGE = ROOT / "haocompact"
-MODULES = {str(p.relative_to(PACKAGE).with_suffix("")).replace("/", "."): p for p in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {
+    str(p.relative_to(PACKAGE).with_suffix("")).replace("/", "."): p for p in sorted(PACKAGE.rglob("*.py"))
+}
 BASE = {"errors", "jsjson", "cjk", "prompts", "records", "compaction", "archive"}
 MIDDLE = BASE | {"ccr", "segment", "ledger", "summarize", "diag", "formats.session"}
-ADAPTERS = {m for m in MODULES if m.startswith("formats.") and m not in ("formats.session", "formats.__init__")}
+ADAPTERS = {
+    m for m in MODULES if m.startswith("formats.") and m not in ("formats.session", "formats.__init__")
+}
 FORMATS = MIDDLE | ADAPTERS | {"formats"}
 ALLOWED = {  # module -> what it may import of haocompact
     "__init__": FORMATS | {"pipeline"},
@@ -61,7 +65,11 @@ def _imports(node, top, typing):
         yield from ((alias.name, top, typing) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         names = [f"{node.module}.{alias.name}" for alias in node.names]
-        inner = [n for n in names if n.removeprefix("haocompact.") in {m.removesuffix(".__init__") for m in MODULES}]
+        inner = [
+            n
+            for n in names
+            if n.removeprefix("haocompact.") in {m.removesuffix(".__init__") for m in MODULES}
+        ]
         yield from ((name, top, typing) for name in (inner or [node.module]))
         assert node.level == 0, "relative import"
     for child in ast.iter_child_nodes(node):
@@ -92,7 +100,10 @@ def test_adapters_never_import_each_other(adapter):
 
 
 def test_no_circles():
-    needs = {m.removesuffix(".__init__"): {own(n) for n, top, typing in imports_of(p) if top and not typing} for m, p in MODULES.items()}
+    needs = {
+        m.removesuffix(".__init__"): {own(n) for n, top, typing in imports_of(p) if top and not typing}
+        for m, p in MODULES.items()
+    }
 
     def below(module, path=()):
         assert module not in path, path
@@ -106,8 +117,12 @@ def test_no_circles():
 @pytest.mark.parametrize("package", THIRD_PARTIES)
 def test_third_parties_stay_where_they_belong(package):
     at_top, inside = THIRD_PARTIES[package]
-    found = [(m, top) for m, p in MODULES.items() for n, top, typing in imports_of(p)
-             if n.partition(".")[0] == package and not typing]  # fmt: skip
+    found = [
+        (m, top)
+        for m, p in MODULES.items()
+        for n, top, typing in imports_of(p)
+        if n.partition(".")[0] == package and not typing
+    ]
     assert {m for m, top in found if top} <= at_top
     assert {m for m, top in found if not top} <= inside
 
@@ -130,7 +145,9 @@ def test_every_dependency_is_used():
 def loaded(code):
     """The modules that a fresh interpreter holds after `code`, those it starts with left out."""
     script = f"import sys; before = set(sys.modules)\n{code}\nprint(*sorted(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stderr == ""
     return set(done.stdout.split())
 
@@ -143,14 +160,31 @@ def test_importing_the_package_does_no_work():
 
 def test_importing_the_command_line_loads_no_pipeline():
     found = loaded("import haocompact.cli")
-    assert {m for m in found if m.startswith("haocompact")} == {"haocompact", "haocompact.cli", "haocompact.errors"}
-    assert not {m.partition(".")[0] for m in found} & {"rich", "orjson", "zstandard", "openai", "tiktoken", "sqlite3"}
+    assert {m for m in found if m.startswith("haocompact")} == {
+        "haocompact",
+        "haocompact.cli",
+        "haocompact.errors",
+    }
+    assert not {m.partition(".")[0] for m in found} & {
+        "rich",
+        "orjson",
+        "zstandard",
+        "openai",
+        "tiktoken",
+        "sqlite3",
+    }
 
 
 def test_importing_writes_and_prints_nothing(tmp_path):
     names = ", ".join(f"haocompact.{m}" for m in MODULES if not m.endswith(("__init__", "__main__")))
-    done = subprocess.run([sys.executable, "-c", f"import {names}"], capture_output=True, cwd=tmp_path, timeout=60, check=True,
-                          env={"HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {names}"],
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=True,
+        env={"HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
     assert (done.stdout, done.stderr, list(tmp_path.iterdir())) == (b"", b"", [])
 
 
@@ -184,9 +218,19 @@ def test_an_error_is_one_line_with_its_place():
 def test_errors_travel_between_processes():
     import pickle
 
-    for error in (errors.TranscriptError("a", path="p", line=2), errors.UsageError("a", code="X"), errors.SourceBusy("b", path="q")):
+    for error in (
+        errors.TranscriptError("a", path="p", line=2),
+        errors.UsageError("a", code="X"),
+        errors.SourceBusy("b", path="q"),
+    ):
         back = pickle.loads(pickle.dumps(error))
-        assert (type(back), str(back), back.code, back.path, back.line) == (type(error), str(error), error.code, error.path, error.line)
+        assert (type(back), str(back), back.code, back.path, back.line) == (
+            type(error),
+            str(error),
+            error.code,
+            error.path,
+            error.line,
+        )
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if "__" not in m])

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import stat
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import zstandard
 
 from haocompact import __version__
 from haocompact.cli import main
-from haocompact.errors import TranscriptError
 from haocompact.formats import FORMATS
 
 HAOCOMPACT = [sys.executable, "-m", "haocompact"]
@@ -36,7 +34,10 @@ def assistant(text, **more):
 
 def chat(turns=8, size=400):
     """Turns of two messages of `size` tokens each."""
-    pairs = ((user(f"Question {i}: {'bean ' * size}"), assistant(f"Answer {i}: {'leek ' * size}")) for i in range(turns))
+    pairs = (
+        (user(f"Question {i}: {'bean ' * size}"), assistant(f"Answer {i}: {'leek ' * size}"))
+        for i in range(turns)
+    )
     return [message for pair in pairs for message in pair]
 
 
@@ -91,7 +92,9 @@ def put(path, data=CHAT):
 
 
 def process(*words, stdin=b"", **more):
-    done = subprocess.run([*HAOCOMPACT, *map(str, words)], input=stdin, capture_output=True, timeout=120, check=False, **more)
+    done = subprocess.run(
+        [*HAOCOMPACT, *map(str, words)], input=stdin, capture_output=True, timeout=120, check=False, **more
+    )
     return Result(done.returncode, done.stdout, done.stderr)
 
 
@@ -102,7 +105,10 @@ BAD = {
     "malformed.jsonl": (b'{"role":"user"\n{{{\nnot json\n', "unknown format"),
     "scalars.jsonl": (b'1\n"x"\n[]\nnull\n', "unknown format"),
     "binary.jsonl": (bytes(range(256)) * 40, "unknown format"),
-    "one-system-line.jsonl": (b'{"role":"system","content":"x"}\n', "no usable message: 1 lines read as openai, none is a message"),
+    "one-system-line.jsonl": (
+        b'{"role":"system","content":"x"}\n',
+        "no usable message: 1 lines read as openai, none is a message",
+    ),
     "claude-header.jsonl": (b'{"type":"mode","mode":"x","sessionId":"s"}\n', "no usable message"),
     "codex-header.jsonl": (
         b'{"timestamp":"2026-01-01T00:00:00.000Z","type":"session_meta","payload":{"id":"x",'
@@ -158,7 +164,11 @@ def test_what_is_no_file(run, command):
     finally:
         os.close(pipe)
     found = run(command, "folder")
-    message = "is a directory" if command == "retrieve" else "no transcript in it (*.jsonl, *.jsonl.gz, *.jsonl.zst)"
+    message = (
+        "is a directory"
+        if command == "retrieve"
+        else "no transcript in it (*.jsonl, *.jsonl.gz, *.jsonl.zst)"
+    )
     assert (found.code, found.out, found.lines) == (4, b"", [f"haocompact: folder: {message}"])
 
 
@@ -177,14 +187,19 @@ def test_a_pi_header_alone_is_an_empty_conversation(run):
     put("s.jsonl", data)
     found = run("compact", "s.jsonl")
     assert (found.code, found.out) == (0, data)
-    assert found.lines == ["[COMPACT_NONE] branch=empty_messages", "s.jsonl: nothing to compact (empty_messages)"]
+    assert found.lines == [
+        "[COMPACT_NONE] branch=empty_messages",
+        "s.jsonl: nothing to compact (empty_messages)",
+    ]
 
 
 def test_one_message_is_a_skip(run):
     data = jsonl([user("hello")])
     found = run("compact", "-", stdin=data)
     assert (found.code, found.out) == (0, data)
-    assert found.lines[0].startswith("[COMPACT_NONE] branch=nothing_to_summarize sub=total_below_keep_recent msgs=1 ")
+    assert found.lines[0].startswith(
+        "[COMPACT_NONE] branch=nothing_to_summarize sub=total_below_keep_recent msgs=1 "
+    )
 
 
 ODD = {
@@ -194,11 +209,25 @@ ODD = {
     "torn last line": (CHAT + b'{"role":"user","conte', "not JSON"),
     "lone surrogate": (CHAT.replace(b"Answer 6", b"Answer \\ud83d 6"), "lone surrogate"),
     "invalid utf-8": (CHAT.replace(b"Answer 6", b"Answer \xff 6"), "invalid UTF-8"),
-    "big integer": (CHAT.replace(b'{"role": "assistant", ', b'{"role": "assistant", "n": 18446744073709551617, '), None),
-    "nan": (CHAT[: CHAT.index(b"\n") + 1] + b'{"role":"user","content":NaN}\n' + CHAT[CHAT.index(b"\n") + 1 :], "NaN is not JSON"),
+    "big integer": (
+        CHAT.replace(b'{"role": "assistant", ', b'{"role": "assistant", "n": 18446744073709551617, '),
+        None,
+    ),
+    "nan": (
+        CHAT[: CHAT.index(b"\n") + 1] + b'{"role":"user","content":NaN}\n' + CHAT[CHAT.index(b"\n") + 1 :],
+        "NaN is not JSON",
+    ),
     "1e400": (CHAT.replace(b'{"role": "assistant", ', b'{"role": "assistant", "n": 1e400, '), None),
-    "separators": (CHAT.replace(b"Answer 6", "Answer \u2028\u2029\x85\v 6".encode().replace(b"\v", b"")), None),
-    "nul around": (CHAT.replace(b'{"role": "assistant", "content": "Answer 6', b'\0\0{"role": "assistant", "content": "Answer 6'), "NUL"),
+    "separators": (
+        CHAT.replace(b"Answer 6", "Answer \u2028\u2029\x85\v 6".encode().replace(b"\v", b"")),
+        None,
+    ),
+    "nul around": (
+        CHAT.replace(
+            b'{"role": "assistant", "content": "Answer 6', b'\0\0{"role": "assistant", "content": "Answer 6'
+        ),
+        "NUL",
+    ),
     "nul line": (CHAT + b"\0" * 4096, "NUL bytes"),
     "blank lines": (CHAT.replace(b"\n", b"\n\n"), None),
     "too deep": (b"[" * 100_000 + b"\n" + CHAT, "nested too deeply"),
@@ -232,16 +261,24 @@ def test_line_ends_and_kept_bytes_stay(run):
 @pytest.mark.parametrize("depth", [400, 900, 1000])
 def test_deep_arguments(run, depth):
     deep = "{" + '"a":{' * depth + "}" * depth + "}"
-    call = json.dumps(assistant(None, tool_calls=[{"id": "c", "function": {"name": "f", "arguments": "DEEP"}}]))
+    call = json.dumps(
+        assistant(None, tool_calls=[{"id": "c", "function": {"name": "f", "arguments": "DEEP"}}])
+    )
     put("s.jsonl", jsonl(chat(2)) + call.replace('"DEEP"', deep).encode() + b"\n" + CHAT)
     assert run("compact", "s.jsonl", *KEEP).code == 0
 
 
 def test_a_line_of_200_megabytes(tmp_path):
     path = tmp_path / "s.jsonl"
-    call = assistant(None, tool_calls=[{"id": "c", "type": "function", "function": {"name": "cat", "arguments": "{}"}}])
+    call = assistant(
+        None, tool_calls=[{"id": "c", "type": "function", "function": {"name": "cat", "arguments": "{}"}}]
+    )
     with path.open("wb") as file:
-        file.write(jsonl(chat(2)) + jsonl([user("Show it."), call]) + b'{"role":"tool","tool_call_id":"c","content":"')
+        file.write(
+            jsonl(chat(2))
+            + jsonl([user("Show it."), call])
+            + b'{"role":"tool","tool_call_id":"c","content":"'
+        )
         for _ in range(200):
             file.write(b"bean leek\\n" * 95325)
         file.write(b'"}\n' + CHAT)
@@ -273,9 +310,14 @@ def test_a_zst_file_that_is_cut_short(run, part):
 # -------------------------------------------------------------------------------------- streams
 def shell(line, **variables):
     """The exit codes of a pipe's members, its output and its notes."""
-    script = f"haocompact() {{ {sys.executable} -m haocompact \"$@\"; }}\nset -o pipefail\n{line}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60, check=False,
-                          env={**os.environ, **{k: str(v) for k, v in variables.items()}})  # fmt: skip
+    script = f'haocompact() {{ {sys.executable} -m haocompact "$@"; }}\nset -o pipefail\n{line}'
+    done = subprocess.run(
+        ["bash", "-c", script],
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **{k: str(v) for k, v in variables.items()}},
+    )
     return Result(done.returncode, done.stdout, done.stderr)
 
 
@@ -287,7 +329,10 @@ def test_pipes(tmp_path):
     found = shell(f"haocompact compact $FILE {keep} | head -1", FILE=path)
     assert found.code == 0
     assert b"[haocompact] Summary of the conversation so far (2 messages kept after it)" in found.out
-    found = shell(f"cat $FILE | haocompact compact {keep} | haocompact compact {keep} | haocompact plan --json {keep}", FILE=path)
+    found = shell(
+        f"cat $FILE | haocompact compact {keep} | haocompact compact {keep} | haocompact plan --json {keep}",
+        FILE=path,
+    )
     assert found.json[0]["previous_summary"] is True
 
 
@@ -299,7 +344,9 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
         assert (found.code, found.err) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["compact", "compact --keep-recent 1", "plan", "plan --json", "diag", "--help", "--version"])
+@pytest.mark.parametrize(
+    "command", ["compact", "compact --keep-recent 1", "plan", "plan --json", "diag", "--help", "--version"]
+)
 def test_standard_output_on_a_full_disk(tmp_path, command):
     path = put(tmp_path / "s.jsonl") if not command.startswith("--") else ""
     found = shell(f"haocompact {command} {path} > /dev/full")
@@ -321,7 +368,9 @@ def full_disk(tmp_path):
     """A file system of 128 KiB. Needs root."""
     mount = tmp_path / "disk"
     mount.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", mount], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "none", mount], capture_output=True, check=False
+    )
     if done.returncode:
         pytest.skip("a small file system can't be mounted here")
     yield mount
@@ -340,7 +389,16 @@ def test_a_full_disk_leaves_the_original(full_disk, tmp_path):
         assert "the disk is full; the original is untouched" in found.lines[-1]
         assert path.read_bytes() == CHAT
         assert sorted(os.listdir(full_disk)) == there
-    found = process("compact", tmp_path / "t.jsonl", "-o", tmp_path / "o", "--archive", full_disk / "a.db", "--keep-recent", "4000")
+    found = process(
+        "compact",
+        tmp_path / "t.jsonl",
+        "-o",
+        tmp_path / "o",
+        "--archive",
+        full_disk / "a.db",
+        "--keep-recent",
+        "4000",
+    )
     assert found.code == 7
     assert not (tmp_path / "o").exists()
 
@@ -365,10 +423,14 @@ def test_a_skip_is_written_to_the_log_and_to_stderr(run):
     put("s.jsonl", SMALL)
     found = run("compact", "s.jsonl", "--log", "logs/skips.log", "-o", "o")
     line, done = found.lines
-    assert line.startswith("[COMPACT_NONE] branch=nothing_to_summarize sub=total_below_keep_recent msgs=4 est_total=")
+    assert line.startswith(
+        "[COMPACT_NONE] branch=nothing_to_summarize sub=total_below_keep_recent msgs=4 est_total="
+    )
     assert done == "s.jsonl: nothing to compact (total_below_keep_recent)"
     (logged,) = Path("logs/skips.log").read_text().splitlines()
-    assert re.fullmatch(r"\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00\] " + re.escape(line) + ' source="s.jsonl"', logged)
+    assert re.fullmatch(
+        r"\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00\] " + re.escape(line) + ' source="s.jsonl"', logged
+    )
     assert run("compact", "s.jsonl", "--quiet", "-o", "o").err == ""
 
 
@@ -397,7 +459,9 @@ def test_several_paths_one_bad(run):
     put("a.jsonl")
     put("b.jsonl", b"")
     put("c.jsonl")
-    found = run("compact", "a.jsonl", "b.jsonl", "missing", "c.jsonl", "--in-place", "--archive", "a.db", *KEEP)
+    found = run(
+        "compact", "a.jsonl", "b.jsonl", "missing", "c.jsonl", "--in-place", "--archive", "a.db", *KEEP
+    )
     assert found.code == 7
     assert [line.split(": ")[0] for line in found.lines] == ["a.jsonl", "haocompact", "haocompact", "c.jsonl"]
     assert all(len(Path(n).read_bytes()) < len(CHAT) for n in ("a.jsonl", "c.jsonl"))
@@ -411,10 +475,15 @@ def test_several_paths_one_bad(run):
 def test_folders_are_walked(run, jobs):
     for name in ("x/a.jsonl", "x/deep/b.jsonl", "x/notes.txt", "x/.haocompact-1.tmp", "x/empty.jsonl"):
         put(name, b"" if "empty" in name else CHAT)
-    found = run("compact", "x", "--in-place", "--archive", "a.db", "--min-age", "0", "--jobs", jobs, "--json", *KEEP)
+    found = run(
+        "compact", "x", "--in-place", "--archive", "a.db", "--min-age", "0", "--jobs", jobs, "--json", *KEEP
+    )
     assert found.code == 7
     assert [(Path(o["path"]).name, o["result"]) for o in found.json] == [
-        ("a.jsonl", "ok"), ("empty.jsonl", "error"), ("b.jsonl", "ok")]  # fmt: skip
+        ("a.jsonl", "ok"),
+        ("empty.jsonl", "error"),
+        ("b.jsonl", "ok"),
+    ]
     assert Path("x/notes.txt").read_bytes() == CHAT
     found = run("compact", "x/a.jsonl", "x/deep", "--in-place", "--archive", "a.db", "--json")
     assert [(o["result"], o.get("code")) for o in found.json] == [("none", None), ("error", "SOURCE_BUSY")]
@@ -443,8 +512,14 @@ def test_private_files(run):
     put("small.jsonl", SMALL)
     run("compact", "s.jsonl", "-o", "o.jsonl", "--archive", "new/a/archive.db", *KEEP)
     run("compact", "small.jsonl", "-o", "p.jsonl", "--log", "new/l/skips.log")
-    for name, mode in (("new/a/archive.db", 0o600), ("new/l/skips.log", 0o600), ("o.jsonl", 0o600), ("p.jsonl", 0o600),
-                       ("new/a", 0o700), ("new/l", 0o700)):  # fmt: skip
+    for name, mode in (
+        ("new/a/archive.db", 0o600),
+        ("new/l/skips.log", 0o600),
+        ("o.jsonl", 0o600),
+        ("p.jsonl", 0o600),
+        ("new/a", 0o700),
+        ("new/l", 0o700),
+    ):
         assert stat.S_IMODE(os.stat(name).st_mode) == mode, name
 
 
@@ -466,15 +541,24 @@ def test_targets_that_would_lose_something_are_refused(run):
     for words, message in (
         (["a/s.jsonl", "-o", "a/s.jsonl"], "-o names the transcript itself: use --in-place"),
         (["a/s.jsonl", "-o", "link"], "-o names the transcript itself: use --in-place"),
-        (["a/s.jsonl", "--output-dir", "a"], "--output-dir is the folder of a/s.jsonl itself: use --in-place"),
-        (["a/s.jsonl", "b/s.jsonl", "--output-dir", "out"], "a/s.jsonl and b/s.jsonl would both become out/s.jsonl"),
+        (
+            ["a/s.jsonl", "--output-dir", "a"],
+            "--output-dir is the folder of a/s.jsonl itself: use --in-place",
+        ),
+        (
+            ["a/s.jsonl", "b/s.jsonl", "--output-dir", "out"],
+            "a/s.jsonl and b/s.jsonl would both become out/s.jsonl",
+        ),
         (["a", "b", "--output-dir", "out"], "a/s.jsonl and b/s.jsonl would both become out/s.jsonl"),
         (["a", "b", "-o", "out"], "2 transcripts, one output: use --output-dir or --in-place"),
         (["a", "b"], "2 transcripts, one output: use --output-dir or --in-place"),
         (["a/s.jsonl", "-o", "x", "--in-place"], "-o and --in-place contradict each other"),
         (["--in-place"], "--in-place needs files or folders"),
         (["-", "--in-place"], "--in-place needs files or folders"),
-        (["a/s.jsonl", "--json"], "--json goes with -o, --output-dir, --in-place or --dry-run: stdout carries the transcript"),
+        (
+            ["a/s.jsonl", "--json"],
+            "--json goes with -o, --output-dir, --in-place or --dry-run: stdout carries the transcript",
+        ),
     ):
         found = run("compact", *words)
         assert (found.code, found.lines) == (2, [f"haocompact: {message}"])
@@ -539,39 +623,110 @@ def test_an_archive_that_is_none(run, archive):
 
 # ---------------------------------------------------------------------------------------- JSON
 PLAN = {
-    "version": int, "path": str, "format": str, "result": str, "branch": (str, type(None)), "sub": (str, type(None)),
-    "estimator": str, "tokens_before": NUMBER, "usage_tokens": NUMBER, "trailing_tokens": NUMBER, "window": int,
-    "should_compact": bool, "keep_recent_tokens": int, "reserve_tokens": int, "first_kept_line": (int, type(None)),
-    "turn_start_line": (int, type(None)), "is_split_turn": bool, "summarize": int, "prefix": int, "kept": int,
-    "tokens_kept": (int, type(None)), "previous_summary": bool, "read_files": list, "modified_files": list, "opaque_lines": int,
-}  # fmt: skip
+    "version": int,
+    "path": str,
+    "format": str,
+    "result": str,
+    "branch": (str, type(None)),
+    "sub": (str, type(None)),
+    "estimator": str,
+    "tokens_before": NUMBER,
+    "usage_tokens": NUMBER,
+    "trailing_tokens": NUMBER,
+    "window": int,
+    "should_compact": bool,
+    "keep_recent_tokens": int,
+    "reserve_tokens": int,
+    "first_kept_line": (int, type(None)),
+    "turn_start_line": (int, type(None)),
+    "is_split_turn": bool,
+    "summarize": int,
+    "prefix": int,
+    "kept": int,
+    "tokens_kept": (int, type(None)),
+    "previous_summary": bool,
+    "read_files": list,
+    "modified_files": list,
+    "opaque_lines": int,
+}
 COMPACTED = {
-    "version": int, "path": str, "format": str, "result": str, "branch": type(None), "sub": type(None), "output": str,
-    "archive": str, "hash": str, "summarizer": str, "degraded": bool, "tokens_before": NUMBER, "tokens_after": NUMBER,
-    "first_kept_line": int, "is_split_turn": bool, "summarize": int, "prefix": int, "kept": int, "bytes_before": int,
+    "version": int,
+    "path": str,
+    "format": str,
+    "result": str,
+    "branch": type(None),
+    "sub": type(None),
+    "output": str,
+    "archive": str,
+    "hash": str,
+    "summarizer": str,
+    "degraded": bool,
+    "tokens_before": NUMBER,
+    "tokens_after": NUMBER,
+    "first_kept_line": int,
+    "is_split_turn": bool,
+    "summarize": int,
+    "prefix": int,
+    "kept": int,
+    "bytes_before": int,
     "bytes_after": int,
-}  # fmt: skip
+}
 
 
 def check(found, contract):
     for name, kind in contract.items():
         assert name in found, name
         assert isinstance(found[name], kind), name
-        assert kind is bool or not isinstance(found[name], bool) or bool in (kind if isinstance(kind, tuple) else (kind,))
+        assert (
+            kind is bool
+            or not isinstance(found[name], bool)
+            or bool in (kind if isinstance(kind, tuple) else (kind,))
+        )
     assert found["version"] == 1
 
 
 def test_plan_json(run):
-    call = assistant(None, tool_calls=[{"id": "c", "function": {"name": "edit", "arguments": '{"path":"a.py"}'}}])
-    put("s.jsonl", jsonl([*chat(2), user("Edit."), call, {"role": "tool", "tool_call_id": "c", "content": "done"}, *chat(6)]) + b"{\n")
+    call = assistant(
+        None, tool_calls=[{"id": "c", "function": {"name": "edit", "arguments": '{"path":"a.py"}'}}]
+    )
+    put(
+        "s.jsonl",
+        jsonl(
+            [
+                *chat(2),
+                user("Edit."),
+                call,
+                {"role": "tool", "tool_call_id": "c", "content": "done"},
+                *chat(6),
+            ]
+        )
+        + b"{\n",
+    )
     (found,) = run("plan", "s.jsonl", "--json", *KEEP).json
     check(found, PLAN)
     assert found == found | {
-        "path": "s.jsonl", "format": "openai", "result": "ok", "branch": None, "sub": None, "estimator": "chars",
-        "usage_tokens": 0, "window": 200000, "should_compact": False, "keep_recent_tokens": 1000, "reserve_tokens": 16384,
-        "first_kept_line": 18, "turn_start_line": None, "is_split_turn": False, "summarize": 17, "prefix": 0, "kept": 2,
-        "previous_summary": False, "read_files": [], "modified_files": ["a.py"], "opaque_lines": 1,
-    }  # fmt: skip
+        "path": "s.jsonl",
+        "format": "openai",
+        "result": "ok",
+        "branch": None,
+        "sub": None,
+        "estimator": "chars",
+        "usage_tokens": 0,
+        "window": 200000,
+        "should_compact": False,
+        "keep_recent_tokens": 1000,
+        "reserve_tokens": 16384,
+        "first_kept_line": 18,
+        "turn_start_line": None,
+        "is_split_turn": False,
+        "summarize": 17,
+        "prefix": 0,
+        "kept": 2,
+        "previous_summary": False,
+        "read_files": [],
+        "modified_files": ["a.py"],
+        "opaque_lines": 1,
+    }
     assert found["tokens_before"] == found["trailing_tokens"] == sum(r["tokens"] for r in found["rows"])
     assert found["summarize"] + found["prefix"] + found["kept"] == found["messages"] == 19
     assert found["tokens_kept"] == sum(r["tokens"] for r in found["rows"] if r["place"] == "keep")
@@ -582,7 +737,12 @@ def test_plan_json_of_a_skip(run):
     (found,) = run("plan", "--json", stdin=SMALL).json
     check(found, PLAN)
     assert (found["path"], found["result"], found["branch"], found["sub"], found["first_kept_line"]) == (
-        "-", "none", "nothing_to_summarize", "total_below_keep_recent", None)  # fmt: skip
+        "-",
+        "none",
+        "nothing_to_summarize",
+        "total_below_keep_recent",
+        None,
+    )
 
 
 def test_plan_json_of_a_split_turn(run):
@@ -597,12 +757,22 @@ def test_compact_json(run):
     check(found, COMPACTED)
     out = Path("o.jsonl").read_bytes()
     assert (found["result"], found["output"], found["archive"], found["summarizer"], found["degraded"]) == (
-        "ok", "o.jsonl", "a.db", "extract", False)  # fmt: skip
+        "ok",
+        "o.jsonl",
+        "a.db",
+        "extract",
+        False,
+    )
     assert (found["bytes_before"], found["bytes_after"]) == (len(CHAT), len(out))
     assert f"<<ccr:{found['hash']}>>".encode() in out
     assert found["tokens_after"] < found["tokens_before"]
     (skip,) = run("compact", "o.jsonl", "--json", "-o", "p.jsonl", "--archive", "a.db", *KEEP).json
-    assert (skip["result"], skip["output"], skip["bytes_before"], skip["bytes_after"]) == ("none", "p.jsonl", len(out), len(out))
+    assert (skip["result"], skip["output"], skip["bytes_before"], skip["bytes_after"]) == (
+        "none",
+        "p.jsonl",
+        len(out),
+        len(out),
+    )
     assert (skip["branch"], skip["sub"]) != (None, None)
     (found,) = run("compact", "s.jsonl", "--json", "--no-archive", "-o", "q.jsonl", *KEEP).json
     assert (found["archive"], found["hash"]) == (None, None)
@@ -620,19 +790,54 @@ def test_plan_diag_and_compact_agree(run):
     put("s.jsonl")
     for keep in (0, 300, 1000, 4000, 100000):
         words = ("s.jsonl", "--json", "--keep-recent", keep, "--estimator", "chars")
-        (planned,), (told,), (done,) = run("plan", *words).json, run("diag", *words).json, run("compact", *words, "-o", "o").json
+        (planned,), (told,), (done,) = (
+            run("plan", *words).json,
+            run("diag", *words).json,
+            run("compact", *words, "-o", "o").json,
+        )
         for name in ("result", "branch", "sub", "tokens_before"):
             assert told[name] == planned[name]
-        for name in ("result", "branch", "sub", "first_kept_line", "is_split_turn", "summarize", "prefix", "kept", "tokens_before"):
+        for name in (
+            "result",
+            "branch",
+            "sub",
+            "first_kept_line",
+            "is_split_turn",
+            "summarize",
+            "prefix",
+            "kept",
+            "tokens_before",
+        ):
             assert done.get(name, planned[name]) == planned[name]
 
 
 def test_diag_json(run):
     (found,) = run("diag", "--json", "--estimator", "chars", stdin=SMALL).json
-    check(found, {"version": int, "path": str, "result": str, "branch": str, "sub": str, "msgs": int, "est_total": NUMBER,
-                  "compactable": int, "keep_recent": int, "first_kept": int, "turn_start": int, "split": bool, "user": int,
-                  "asst": int, "est_first": int, "est_rest": int, "top3": list, "head_roles": list, "explanation": str,
-                  "suggestions": list})  # fmt: skip
+    check(
+        found,
+        {
+            "version": int,
+            "path": str,
+            "result": str,
+            "branch": str,
+            "sub": str,
+            "msgs": int,
+            "est_total": NUMBER,
+            "compactable": int,
+            "keep_recent": int,
+            "first_kept": int,
+            "turn_start": int,
+            "split": bool,
+            "user": int,
+            "asst": int,
+            "est_first": int,
+            "est_rest": int,
+            "top3": list,
+            "head_roles": list,
+            "explanation": str,
+            "suggestions": list,
+        },
+    )
     assert found["head_roles"] == ["U", "A", "U", "A"]
     assert found["top3"][0].keys() == {"idx", "tokens"}
     (found,) = run("diag", "--json", *KEEP, stdin=CHAT).json
@@ -644,7 +849,18 @@ def test_retrieve_json(run):
     (done,) = run("compact", "s.jsonl", "--json", "--in-place", "--archive", "a.db", *KEEP).json
     (found,) = run("retrieve", "s.jsonl", "--json", "--archive", "a.db").json
     (segment,) = found["segments"]
-    check(found | segment, {"version": int, "path": str, "hash": str, "messages": int, "chars": int, "created": str, "source": str})
+    check(
+        found | segment,
+        {
+            "version": int,
+            "path": str,
+            "hash": str,
+            "messages": int,
+            "chars": int,
+            "created": str,
+            "source": str,
+        },
+    )
     assert (segment["hash"], segment["messages"]) == (done["hash"], done["summarize"])
     assert os.path.abspath(segment["source"]) == os.path.abspath("s.jsonl")
     (text,) = run("retrieve", "s.jsonl", done["hash"], "--json", "--archive", "a.db").json
@@ -655,7 +871,16 @@ def test_retrieve_json(run):
 def test_errors_are_objects_too(run, command):
     put("mixed.jsonl", b'{"type":"session","version":3,"id":"x"}\n[]\n')
     found = run(command, "missing", "--json")
-    assert found.json == [{"version": 1, "path": "missing", "result": "error", "code": "TRANSCRIPT", "message": "no such file", "line": None}]
+    assert found.json == [
+        {
+            "version": 1,
+            "path": "missing",
+            "result": "error",
+            "code": "TRANSCRIPT",
+            "message": "no such file",
+            "line": None,
+        }
+    ]
     assert found.code == 4
 
 
@@ -663,7 +888,9 @@ def test_compact_errors_are_objects_too(run):
     put("x.jsonl", b"")
     found = run("compact", "x.jsonl", "missing", "--json", "--output-dir", "out")
     assert [(o["result"], o["code"], o["path"]) for o in found.json] == [
-        ("error", "TRANSCRIPT", "x.jsonl"), ("error", "TRANSCRIPT", "missing")]  # fmt: skip
+        ("error", "TRANSCRIPT", "x.jsonl"),
+        ("error", "TRANSCRIPT", "missing"),
+    ]
     assert found.code == 7
 
 
@@ -674,7 +901,10 @@ def keep_recent_of(run, *words):
 
 def test_precedence(run, monkeypatch, own_folders):
     assert keep_recent_of(run) == 20000
-    config = put(own_folders / "XDG_CONFIG_HOME" / "haocompact" / "config.toml", b"keep-recent = 111\nestimator = 'chars'\n")
+    config = put(
+        own_folders / "XDG_CONFIG_HOME" / "haocompact" / "config.toml",
+        b"keep-recent = 111\nestimator = 'chars'\n",
+    )
     assert keep_recent_of(run) == 111
     assert run("diag", "--json", stdin=SMALL).json[0]["keep_recent"] == 111
     monkeypatch.setenv("HAOCOMPACT_CONFIG", str(put("own.toml", b"[tool.haocompact]\nkeep-recent = 222\n")))
@@ -720,7 +950,10 @@ def test_a_settings_file_that_is_named_must_be_there(run, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--summarizer", "extract", "--command", "cat"], "--command and --summarizer extract: only one summarizer can be named"),
+        (
+            ["--summarizer", "extract", "--command", "cat"],
+            "--command and --summarizer extract: only one summarizer can be named",
+        ),
         (["--summarizer", "command"], "--summarizer command needs --command"),
         (["--estimator", "words"], "no such estimator: words (known: cjk, chars, tiktoken[:ENCODING])"),
         (["--keep-recent", "x"], "Invalid value for '--keep-recent'"),
@@ -732,11 +965,6 @@ def test_usage_errors(run, words, message):
     found = run("compact", *words, stdin=SMALL)
     assert (found.code, found.out, len(found.lines)) == (2, b"", 1)
     assert message in found.err
-
-
-def test_summarizer_taken(run):
-    found = run("compact", "x", "--summarizer", "excerpt", "--command", "cat", "--dry-run", "--json")
-    assert found.code == 2
 
 
 def test_version_and_help(run):
@@ -776,8 +1004,14 @@ def test_nothing_heavy_is_imported(tmp_path, words, absent):
             assert not exit.code, exit.code
         print(*sorted({{n.partition(".")[0] for n in sys.modules}} & set({absent!r}.split())), file=sys.stderr)
     """)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=tmp_path, timeout=60, check=False,
-                          env=os.environ | {"HAOCOMPACT_ARCHIVE": "a.db"})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+        env=os.environ | {"HAOCOMPACT_ARCHIVE": "a.db"},
+    )
     assert done.returncode == 0, done.stderr.decode()
     assert done.stderr.decode().splitlines()[-1] == ""
 
@@ -796,13 +1030,17 @@ def test_retrieve_lists_shows_and_restores(run, compacted):
     raw = run("retrieve", "s.jsonl", marker, "--raw", "--archive", "a.db").out
     assert raw == jsonl(chat(30, 100)[: compacted["summarize"]])
     assert run("retrieve", "s.jsonl", "--restore", "--archive", "a.db").out == jsonl(chat(30, 100))
-    assert run("retrieve", "-", "--restore", "--archive", "a.db", stdin=Path("s.jsonl").read_bytes()).out == jsonl(chat(30, 100))
+    assert run(
+        "retrieve", "-", "--restore", "--archive", "a.db", stdin=Path("s.jsonl").read_bytes()
+    ).out == jsonl(chat(30, 100))
     assert run("retrieve", "s.jsonl", "--restore", "-o", "s.jsonl", "--archive", "a.db").code == 0
     assert Path("s.jsonl").read_bytes() == jsonl(chat(30, 100))
     assert run("retrieve", "--verify", "--archive", "a.db").out == b"the archive is whole\n"
 
 
-@pytest.mark.parametrize("hash", ["0" * 16, "0" * 24, "0" * 15, "xyz", "<<ccr:0123456789abcdef>>", "0123456789ABCDEF", ""])
+@pytest.mark.parametrize(
+    "hash", ["0" * 16, "0" * 24, "0" * 15, "xyz", "<<ccr:0123456789abcdef>>", "0123456789ABCDEF", ""]
+)
 @pytest.mark.parametrize("more", [(), ("--raw",), ("--restore",)])
 def test_hashes_that_are_not_here(run, compacted, hash, more):
     found = run("retrieve", "s.jsonl", hash, *more, "--archive", "a.db")
@@ -823,9 +1061,30 @@ def test_a_foreign_marker_is_listed_as_missing(run):
     assert (found.code, found.json[0]["segments"], found.json[0]["missing"]) == (0, [], ["0123456789abcdef"])
 
 
-def test_a_hash_without_a_transcript(run):
-    found = run("retrieve", "0123456789abcdef")
-    assert (found.code, found.lines) == (2, ["haocompact: a transcript comes first: retrieve FILE HASH"])
+def test_a_hash_without_a_transcript(run, compacted):
+    marker = f"<<ccr:{compacted['hash']}>>"
+    alone, beside = (
+        run("retrieve", *words, "--archive", "a.db") for words in ((marker,), ("s.jsonl", marker))
+    )
+    assert (alone.code, alone.out) == (0, beside.out)
+    for unknown in ("<<ccr:0123456789abcdef>>", "feedfeedfeedfeed", "feedfeedfeedfeedfeedfeed"):
+        found = run("retrieve", unknown, "--archive", "a.db")
+        assert (found.code, found.out) == (6, b"")
+        assert "not found" in found.lines[0]
+
+
+def test_the_summary_alone(run, compacted):
+    found = run("retrieve", compacted["output"], "--summary")
+    assert found.code == 0
+    assert found.out.startswith(b"## Goal")
+    put("plain.jsonl")
+    assert run("retrieve", "plain.jsonl", "--summary").code == 4
+
+
+def test_a_setting_given_twice(tmp_path):
+    path = put(tmp_path / "s.jsonl")
+    found = process("plan", path, "--keep-recent", "1", "--keep-recent=2")
+    assert (found.code, found.lines) == (2, ["haocompact: --keep-recent is given twice"])
 
 
 def test_nothing_to_restore(run, compacted):
@@ -838,13 +1097,25 @@ def test_nothing_to_restore(run, compacted):
 def test_windows_show_every_message_once(run, compacted):
     shown, start, windows = [], 0, 0
     while start is not None:
-        text = run("retrieve", "s.jsonl", compacted["hash"], "--from-message", start, "--budget", 3000, "--archive", "a.db").out.decode()
+        text = run(
+            "retrieve",
+            "s.jsonl",
+            compacted["hash"],
+            "--from-message",
+            start,
+            "--budget",
+            3000,
+            "--archive",
+            "a.db",
+        ).out.decode()
         windows += 1
         shown += re.findall(r"^\[(?:user|assistant)\] (?:Question|Answer) \d+", text, re.M)
         more = re.search(r"\(rendered (\d+)/(\d+) messages; the rest: --from-message (\d+)\)", text)
         assert bool(more) != ("end of the segment" in text)
         start = int(more[3]) if more else None
-    assert shown == [f"[{m['role']}] {m['content'].split(':')[0]}" for m in chat(30)[: compacted["summarize"]]]
+    assert shown == [
+        f"[{m['role']}] {m['content'].split(':')[0]}" for m in chat(30)[: compacted["summarize"]]
+    ]
     assert windows > 5
 
 
@@ -855,15 +1126,33 @@ UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066
 
 @pytest.fixture
 def evil(run):
-    calls = [{"id": f"c{i}", "type": "function", "function": {"name": EVIL, "arguments": json.dumps({EVIL: EVIL})}} for i in range(2)]
+    calls = [
+        {"id": f"c{i}", "type": "function", "function": {"name": EVIL, "arguments": json.dumps({EVIL: EVIL})}}
+        for i in range(2)
+    ]
     result = {"role": "tool", "tool_call_id": "c0", "name": EVIL, "content": EVIL * 3}
     name = EVIL.replace("/", "")[:60] + ".jsonl"
-    put(name, jsonl([*chat(1, 50), user(EVIL), assistant(EVIL, tool_calls=calls), result, *chat(8, 200)]) + b"\xff{\n")
+    put(
+        name,
+        jsonl([*chat(1, 50), user(EVIL), assistant(EVIL, tool_calls=calls), result, *chat(8, 200)])
+        + b"\xff{\n",
+    )
     return name
 
 
-@pytest.mark.parametrize("command", ["plan", "plan --all --turns", "plan --json", "diag", "diag --json", "compact --dry-run", "retrieve",
-                                     "retrieve --json"])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        "plan",
+        "plan --all --turns",
+        "plan --json",
+        "diag",
+        "diag --json",
+        "compact --dry-run",
+        "retrieve",
+        "retrieve --json",
+    ],
+)
 @pytest.mark.parametrize("keep", ["800", "900000"])
 def test_text_of_a_transcript_is_data(run, evil, command, keep):
     if command.startswith("retrieve"):
@@ -889,7 +1178,12 @@ def test_what_is_retrieved_is_escaped_on_the_terminal_and_exact_as_raw(run, evil
 
 @pytest.mark.parametrize("name", ["missing" + EVIL.replace("/", "")[:40], "b\udcff\udcfe.jsonl"])
 def test_odd_file_names_in_errors(run, name):
-    for words in (["plan", name], ["plan", name, "--json"], ["compact", name, "--in-place"], ["retrieve", name]):
+    for words in (
+        ["plan", name],
+        ["plan", name, "--json"],
+        ["compact", name, "--in-place"],
+        ["retrieve", name],
+    ):
         found = run(*words)
         assert found.code == 4
         assert UNSAFE.search(found.out.decode() + found.err) is None
@@ -937,10 +1231,24 @@ def main_with(monkeypatch, *words):
 
 
 def test_mixed_formats_are_refused_with_the_way_out(run):
-    lines = [*chat(3), {"type": "message", "role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "n", "input": {}}]}]
-    put("s.jsonl", jsonl(lines + [assistant(None, tool_calls=[{"id": "c", "function": {"name": "f", "arguments": "{}"}}]), *chat(8)]))
+    lines = [
+        *chat(3),
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "n", "input": {}}],
+        },
+    ]
+    put(
+        "s.jsonl",
+        jsonl(
+            lines
+            + [
+                assistant(None, tool_calls=[{"id": "c", "function": {"name": "f", "arguments": "{}"}}]),
+                *chat(8),
+            ]
+        ),
+    )
     found = run("compact", "s.jsonl", *KEEP)
     assert found.code == 4
     assert "--format" in found.err
-    assert issubclass(TranscriptError, Exception)
-    assert shutil.which("bash")

@@ -1,7 +1,6 @@
 """[COMPACT_NONE] lines: the seed's format field by field, the log and back, plain words and what would help."""
 
 import ast
-import os
 import re
 import stat
 import subprocess
@@ -137,7 +136,10 @@ def test_log_line():
 @pytest.mark.parametrize(
     ("line", "entry"),
     [
-        ("[11:22:33.044] [COMPACT_NONE] branch=empty_messages", ("11:22:33.044", "empty_messages", None, None)),
+        (
+            "[11:22:33.044] [COMPACT_NONE] branch=empty_messages",
+            ("11:22:33.044", "empty_messages", None, None),
+        ),
         (
             "[11:22:33.044] [COMPACT_NONE] branch=nothing_to_summarize sub=cut_pinned_at_zero msgs=3 top3=[idx0=1]",
             ("11:22:33.044", "nothing_to_summarize", "cut_pinned_at_zero", None),
@@ -189,7 +191,11 @@ def test_foreign_lines_are_no_entries(line):
 
 @given(st.text(), st.text())
 def test_no_line_breaks_the_parser(before, after):
-    for line in (before, f"[11:22:33.044] [COMPACT_NONE] branch={before}", f'[1] [COMPACT_NONE] branch=x {before} source="{after}"'):
+    for line in (
+        before,
+        f"[11:22:33.044] [COMPACT_NONE] branch={before}",
+        f'[1] [COMPACT_NONE] branch=x {before} source="{after}"',
+    ):
         entry = parse_log_line(line)
         assert entry is None or entry.text == line
 
@@ -200,7 +206,11 @@ def test_what_is_logged_is_read_back(text, path):
     assert "\n" not in line
     entry = parse_log_line(line)
     assert (entry.time, entry.branch, entry.sub, entry.source) == (
-        "2026-01-02T12:00:00.005+00:00", "tail_is_summary", None, path)  # fmt: skip
+        "2026-01-02T12:00:00.005+00:00",
+        "tail_is_summary",
+        None,
+        path,
+    )
 
 
 def test_the_log_is_private_and_grows(tmp_path):
@@ -234,21 +244,54 @@ def literals(path):
     """(branch, sub) constants of every NoCompaction that a module makes, and of its sub-branch functions."""
     tree = ast.parse(path.read_text("utf-8"))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("NoCompaction", "_no_segment"):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("NoCompaction", "_no_segment")
+        ):
             choices = (c for a in node.args[:3] if not isinstance(a, ast.Dict) for c in ast.walk(a))
             yield from (c.value for c in choices if isinstance(c, ast.Constant) and isinstance(c.value, str))
         if isinstance(node, ast.FunctionDef) and node.name == "_sub_branch":
-            yield from (r.value.value for r in ast.walk(node) if isinstance(r, ast.Return) and isinstance(r.value, ast.Constant))
+            yield from (
+                r.value.value
+                for r in ast.walk(node)
+                if isinstance(r, ast.Return) and isinstance(r.value, ast.Constant)
+            )
 
 
-FIGURES = {"tokens": 5, "trigger": 9, "compactable": 3, "keep_recent": 20, "est_first": 1, "est_rest": 2, "summary_tokens": 7,
-           "removed_tokens": 6, "seconds": 3, "cooldown": 60, "tail_keep": 6, "msgs": 4}  # fmt: skip
-NAMES = {n for p in sorted((ROOT / "haocompact").rglob("*.py")) for n in literals(p) if re.fullmatch("[a-z_]+", n)}
+FIGURES = {
+    "tokens": 5,
+    "trigger": 9,
+    "compactable": 3,
+    "keep_recent": 20,
+    "est_first": 1,
+    "est_rest": 2,
+    "summary_tokens": 7,
+    "removed_tokens": 6,
+    "seconds": 3,
+    "cooldown": 60,
+    "tail_keep": 6,
+    "msgs": 4,
+}
+NAMES = {
+    n for p in sorted((ROOT / "haocompact").rglob("*.py")) for n in literals(p) if re.fullmatch("[a-z_]+", n)
+}
 
 
 def test_the_known_causes_are_all_there():
-    assert NAMES >= {"empty_messages", "tail_is_summary", "nothing_to_summarize", "no_valid_cut_points", "total_below_keep_recent",
-                     "cut_pinned_at_zero", "tail_exceeds_keep_recent", "no_gain", "below_trigger", "disabled", "cooldown"}  # fmt: skip
+    assert {
+        "empty_messages",
+        "tail_is_summary",
+        "nothing_to_summarize",
+        "no_valid_cut_points",
+        "total_below_keep_recent",
+        "cut_pinned_at_zero",
+        "tail_exceeds_keep_recent",
+        "no_gain",
+        "below_trigger",
+        "disabled",
+        "cooldown",
+    } <= NAMES
 
 
 @pytest.mark.parametrize("name", sorted(NAMES - {"nothing_to_summarize"}))
@@ -315,7 +358,9 @@ def test_the_heaviest_messages_are_named():
 
 
 # ------------------------------------------------------------------------------------ what helps
-CONVERSATIONS = st.lists(st.tuples(st.sampled_from([U, A, A, T]), st.integers(0, 12)), max_size=9).map(lambda rows: talk(*rows))
+CONVERSATIONS = st.lists(st.tuples(st.sampled_from([U, A, A, T]), st.integers(0, 12)), max_size=9).map(
+    lambda rows: talk(*rows)
+)
 
 
 @given(st.one_of(CONVERSATIONS, conversations()), st.booleans(), st.booleans())
@@ -323,7 +368,11 @@ def test_the_largest_keep_recent_works_and_the_next_does_not(messages, repair, w
     messages = [summary(), *messages] if with_summary else messages
     s = settings(repair=repair)
     total = sum(m.tokens(CHARS) for m in messages)
-    works = [k for k in range(total + 2) if isinstance(prepare_compaction(messages, settings(k, repair=repair)), CompactionPreparation)]
+    works = [
+        k
+        for k in range(total + 2)
+        if isinstance(prepare_compaction(messages, settings(k, repair=repair)), CompactionPreparation)
+    ]
     found = largest_keep_recent(messages, s)
     assert (found is None) == (works == [])
     if found is not None and total + 1 not in works:  # a result before the first valid point goes at any size
@@ -353,14 +402,10 @@ def test_the_suggestion_makes_compact_compact(tmp_path):
     from haocompact.pipeline import Compacted, Request, Source, compact, explain, plan
     from haocompact.records import dump
 
-    lines = (dump({"role": role, "content": f"{role} {i} " + "bean " * 100}) for i in range(8) for role in (U, A))
+    lines = (
+        dump({"role": role, "content": f"{role} {i} " + "bean " * 100}) for i in range(8) for role in (U, A)
+    )
     source = Source("-", b"\n".join(lines) + b"\n")
     (suggestion,) = explain(plan(source, Request())).suggestions
     keep = int(re.match(r"--keep-recent (\d+) ", suggestion)[1])
     assert isinstance(compact(source, Request(CompactionSettings(keep_recent_tokens=keep))), Compacted)
-
-
-def test_the_log_is_never_where_the_seed_put_it(tmp_path):
-    """Three folders above the program, that is."""
-    assert not (ROOT.parent / "compaction_diag.log").exists()
-    assert os.path.basename(ROOT / "haocompact") == "haocompact"

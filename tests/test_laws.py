@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-from pathlib import Path
 
 import pytest
 from conftest import CORPUS, ROOT, transcripts
@@ -18,7 +17,7 @@ from haocompact.compaction import (
     ToolCall,
     ToolResult,
 )
-from haocompact.errors import HaoError, TranscriptError, WriteError
+from haocompact.errors import HaoError, TranscriptError
 from haocompact.formats import FORMATS, detect
 from haocompact.formats.session import ReadOptions, list_summary
 from haocompact.pipeline import (
@@ -44,10 +43,21 @@ APPENDED = ("berry",)  # formats whose compaction is appended
 SETTINGS = tuple(itertools.product((400, 2000, 20000), ("chars", "cjk")))
 EDITED = {  # what each client forces to change in a kept line
     "pi": [("parentId",)],
-    "claude": [("parentUuid",), ("timestamp",), *(("message", "usage", k) for k in (
-        "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"))],
+    "claude": [
+        ("parentUuid",),
+        ("timestamp",),
+        *(
+            ("message", "usage", k)
+            for k in (
+                "input_tokens",
+                "cache_creation_input_tokens",
+                "cache_read_input_tokens",
+                "output_tokens",
+            )
+        ),
+    ],
     "codex": [("ordinal",), ("payload", "id"), ("payload", "session_id"), ("payload", "history_base")],
-}  # fmt: skip
+}
 NEW_LINES = {"claude": 2, "codex": 2}
 
 
@@ -99,7 +109,9 @@ class Run:
 
 
 def lines_of(data):
-    return [line + b"\n" for line in data.split(b"\n")[:-1]] + ([data[data.rfind(b"\n") + 1 :]] if data[-1:] != b"\n" else [])
+    return [line + b"\n" for line in data.split(b"\n")[:-1]] + (
+        [data[data.rfind(b"\n") + 1 :]] if data[-1:] != b"\n" else []
+    )
 
 
 @pytest.fixture(scope="module", params=KNOWN)
@@ -173,7 +185,9 @@ def same_record(format, old, new):
 
 def json_of(line):
     try:
-        return json.loads(line.strip(b"\0\r\n\t ").removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape"))
+        return json.loads(
+            line.strip(b"\0\r\n\t ").removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+        )
     except (ValueError, RecursionError):
         return None
 
@@ -220,6 +234,16 @@ def test_a_plan_partitions_the_messages(compacted):
         assert [id(m) for part in parts for m in part] == [id(m) for m in messages[start:]]
         assert run.plan.retained_tail
         assert bool(run.plan.turn_prefix_messages) == run.plan.is_split_turn
+
+
+def test_a_compaction_always_makes_the_conversation_smaller(compacted):
+    for run in compacted:
+        again = FORMATS[run.format].read(read(run.result.output), ReadOptions()).messages
+        before, after = (
+            sum(m.tokens(run.settings.estimator) for m in ms)
+            for ms in (run.result.planned.session.messages, again)
+        )
+        assert after < before
 
 
 # ------------------------------------------------------------------------------------------- 4
@@ -273,7 +297,11 @@ def test_law_7_plan_diag_and_compact_agree(runs):
         planned, told = run.planned.outcome, explain(run.planned).outcome
         assert told is planned
         if isinstance(planned, NoCompaction):
-            assert (run.result.branch, run.result.sub, run.result.figures) == (planned.branch, planned.sub, planned.figures)
+            assert (run.result.branch, run.result.sub, run.result.figures) == (
+                planned.branch,
+                planned.sub,
+                planned.figures,
+            )
         elif isinstance(run.result, NoCompaction):
             assert run.result.branch == "no_gain"
         else:
@@ -321,13 +349,21 @@ def test_refusals_say_what_to_do(runs):
 
 
 # ------------------------------------------------------------------------------------- growing
-GROWING = {n: p for n, p in KNOWN.items() if detect(read(p.read_bytes())).name in ("pi", "openai", "anthropic", "haocode")}
+GROWING = {
+    n: p
+    for n, p in KNOWN.items()
+    if detect(read(p.read_bytes())).name in ("pi", "openai", "anthropic", "haocode")
+}
 
 
 def test_a_pasted_summary_is_a_message_like_any_other(tmp_path):
     """A user may quote what a compaction wrote; it stays where it is."""
     line = json.dumps({"role": "user", "content": list_summary("## Goal\nWater the beans.", 3)})
-    turns = [json.dumps({"role": role, "content": f"{role} {i} " + "bean " * 400}) for i in range(6) for role in ("user", "assistant")]
+    turns = [
+        json.dumps({"role": role, "content": f"{role} {i} " + "bean " * 400})
+        for i in range(6)
+        for role in ("user", "assistant")
+    ]
     data = "\n".join([*turns, line, *turns[:2], ""]).encode()
     settings = CompactionSettings(keep_recent_tokens=1200, estimator=ESTIMATORS["chars"])
     result = compact(Source("-", data), Request(settings))
@@ -389,12 +425,8 @@ def role_of(obj):
 
 def content_of(line):
     obj = json_of(line)
-    return json.dumps({k: v for k, v in obj.items() if k != "parentId"}) if isinstance(obj, dict) else line.strip()
-
-
-def test_the_name_of_a_folder_is_no_rule():
-    """Files are told by content: the same bytes under any name, from any place."""
-    for path in list(KNOWN.values())[:5]:
-        records = read(path.read_bytes())
-        assert plan(Source("-", path.read_bytes()), Request()).session.format == detect(records).name
-        assert Path(path).exists()
+    return (
+        json.dumps({k: v for k, v in obj.items() if k != "parentId"})
+        if isinstance(obj, dict)
+        else line.strip()
+    )

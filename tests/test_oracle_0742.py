@@ -150,9 +150,7 @@ def undo(monkeypatch):
 
 
 def undo_in(patch, reasons):
-    """Undo these differences, and R4, which has no switch (`test_stale_usage_is_an_anchor`)."""
     patch.undo()
-    patch.setattr(pi, "_mark_stale", lambda tree, records, messages: None)
     for reason in reasons:
         UNDO.get(reason, lambda patch: None)(patch)
 

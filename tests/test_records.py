@@ -9,12 +9,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from haocompact.errors import SourceChanged
-from haocompact.records import BOM, FileBytes, Record, Records, chunks_of, dump, elements, members, read, splice, value_span, write
+from haocompact.records import (
+    BOM,
+    FileBytes,
+    Record,
+    Records,
+    chunks_of,
+    dump,
+    elements,
+    members,
+    read,
+    splice,
+    value_span,
+    write,
+)
 
-LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r", b"\0", BOM, "\u2028".encode(), b"{", b"}", b'"', b"\\", b"\xff", b"{}"])
-ANY_BYTES = st.one_of(st.binary(), st.lists(st.one_of(LINE_ENDS, st.binary(max_size=3)), max_size=30).map(b"".join))
+LINE_ENDS = st.sampled_from(
+    [b"\n", b"\r\n", b"\r", b"\0", BOM, "\u2028".encode(), b"{", b"}", b'"', b"\\", b"\xff", b"{}"]
+)
+ANY_BYTES = st.one_of(
+    st.binary(), st.lists(st.one_of(LINE_ENDS, st.binary(max_size=3)), max_size=30).map(b"".join)
+)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
     max_leaves=12,
 )
@@ -43,7 +64,11 @@ def test_lines_end_at_line_feeds_only(data):
 def test_any_line_is_read_without_an_exception(lines):
     for record in read(b"\n".join(lines)):
         assert record.obj is None or record.fault is None
-        assert record.blank == (not record.raw.strip(b" \t\r\n").removeprefix(BOM if record.number == 1 else b"").strip(b" \t\r\n"))
+        assert record.blank == (
+            not record.raw.strip(b" \t\r\n")
+            .removeprefix(BOM if record.number == 1 else b"")
+            .strip(b" \t\r\n")
+        )
 
 
 def test_record_numbers_and_slices():
@@ -73,7 +98,9 @@ def test_byte_order_mark_is_read_past_on_the_first_line_only():
     assert second.fault.startswith("not JSON")
 
 
-@pytest.mark.parametrize(("data", "end"), [(b"{}\r\n{}\r\n", b"\r\n"), (b"{}\n{}\r\n", b"\n"), (b"{}", b"\n"), (b"", b"\n")])
+@pytest.mark.parametrize(
+    ("data", "end"), [(b"{}\r\n{}\r\n", b"\r\n"), (b"{}\n{}\r\n", b"\n"), (b"{}", b"\n"), (b"", b"\n")]
+)
 def test_new_lines_end_as_the_file_does(data, end):
     assert read(data).newline == end
     assert objects_of(data) == [{}] * data.count(b"{}")
@@ -162,7 +189,10 @@ def loose_objects(draw):
     pairs = draw(st.lists(st.tuples(st.text(max_size=4), VALUES), max_size=5))
     space = [draw(SPACES) for _ in range(4)]
     ascii = draw(st.booleans())
-    texts = (f"{space[0]}{json.dumps(k, ensure_ascii=ascii)}{space[1]}:{space[2]}{loosely(v, space[3], ascii)}" for k, v in pairs)
+    texts = (
+        f"{space[0]}{json.dumps(k, ensure_ascii=ascii)}{space[1]}:{space[2]}{loosely(v, space[3], ascii)}"
+        for k, v in pairs
+    )
     return pairs, (space[2] + "{" + f"{space[3]},".join(texts) + space[1] + "}" + space[0]).encode()
 
 
