@@ -97,7 +97,10 @@ Check = Annotated[bool, typer.Option("--check", help="Exit 3 when nothing would 
 ArchiveOption = Annotated[
     Path | None,
     typer.Option(
-        "--archive", envvar="HAOCOMPACT_ARCHIVE", help="Where removed lines are kept.", show_default="user data folder"
+        "--archive",
+        envvar="HAOCOMPACT_ARCHIVE",
+        help="Where removed lines are kept.",
+        show_default="user data folder",
     ),
 ]
 LogOption = Annotated[
@@ -331,9 +334,7 @@ def diag(
 
 @app.command()
 def retrieve(
-    path: Annotated[
-        str, typer.Argument(help="A compacted transcript, - for stdin, or a hash alone.")
-    ] = "-",
+    path: Annotated[str, typer.Argument(help="A compacted transcript, - for stdin, or a hash alone.")] = "-",
     hash: Annotated[
         str | None,
         typer.Argument(
@@ -452,8 +453,10 @@ def _summarizer(name: SummarizerName | None, command: str | None, timeout: float
 def _data_folder(kind: str) -> Path:
     import platformdirs
 
-    return Path({"data": platformdirs.user_data_dir, "log": platformdirs.user_log_dir,
-                 "config": platformdirs.user_config_dir}[kind]("haocompact", False))  # fmt: skip
+    folders = platformdirs.PlatformDirs("haocompact", appauthor=False)
+    return Path(
+        {"data": folders.user_data_dir, "log": folders.user_log_dir}.get(kind, folders.user_config_dir)
+    )
 
 
 def _archive_path() -> Path:
@@ -736,14 +739,18 @@ def _refuse_doubled(words: list[str]) -> None:
         if word == "--":
             return
         name, equals, given = word.partition("=")
-        if name.startswith("--") and seen.setdefault(name, given if equals else value) != (given if equals else value):
+        if name.startswith("--") and seen.setdefault(name, given if equals else value) != (
+            given if equals else value
+        ):
             raise UsageError(f"{name} is given twice", code="COMPACTION_CONFIG_TAKEN")
 
 
 def main() -> NoReturn:
     """Run the command line: a HaoError is one line on stderr and its exit code; a closed pipe is no error."""
     _reopen_closed_streams()
-    sys.setrecursionlimit(20_000)  # the parser reads 1,024 levels; what walks them needs several frames a level
+    sys.setrecursionlimit(
+        20_000
+    )  # the parser reads 1,024 levels; what walks them needs several frames a level
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:

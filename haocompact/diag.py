@@ -91,7 +91,9 @@ def parse_log_line(line: str) -> LogEntry | None:
     if match is None:
         return None
     source = _SOURCE.search(line)
-    return LogEntry(match["time"], match["branch"], match["sub"], _unquoted(source[1]) if source else None, line)
+    return LogEntry(
+        match["time"], match["branch"], match["sub"], _unquoted(source[1]) if source else None, line
+    )
 
 
 def _unquoted(text: str) -> str | None:
@@ -179,7 +181,9 @@ def _total(figures: Figures) -> int:
     return (first if isinstance(first, int) else 0) + (rest if isinstance(rest, int) else 0)
 
 
-def _suggest(messages: Sequence[Message], settings: CompactionSettings, skip: NoCompaction, gains: Gains) -> list[str]:
+def _suggest(
+    messages: Sequence[Message], settings: CompactionSettings, skip: NoCompaction, gains: Gains
+) -> list[str]:
     if skip.sub in ("segment_too_short", "segment_one_turn", "segment_empty"):
         return ["--strategy keep-recent", "a smaller --tail-keep"]
     if skip.branch == "nothing_to_summarize":

@@ -293,7 +293,12 @@ def explain(planned: Planned) -> Diagnosis:
 
 def figures(planned: Planned) -> dict[str, Any]:
     """What `plan --json` says of a transcript, and `compact --json` repeats (without version and path)."""
-    outcome, estimate, settings, session = planned.outcome, planned.estimate, planned.settings, planned.session
+    outcome, estimate, settings, session = (
+        planned.outcome,
+        planned.estimate,
+        planned.settings,
+        planned.session,
+    )
     plan = outcome if isinstance(outcome, CompactionPreparation) else None
     skip = outcome if isinstance(outcome, NoCompaction) else None
     reads, edits = compute_file_lists(plan.file_ops, repair=settings.repair) if plan else ([], [])
@@ -578,7 +583,8 @@ def store(result: Compacted) -> Segment | None:
     with Archive.open(result.archive, create=True) as archive:
         return archive.store(result.run, (records.raw(i) for i in gone),
                              (records.raw(i) for i in removed(len(records), gone)),
-                             messages=result.messages, chars=result.chars, message_lines=result.message_lines)  # fmt: skip
+                             messages=result.messages, chars=result.chars,
+                             message_lines=result.message_lines)  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------- writing
@@ -703,7 +709,9 @@ def _done(source: Source, result: Compacted | Skipped, output: str | None, warni
     if isinstance(result, Skipped):
         skip = result.skip
         told = figures(result.planned) | {"result": "none", "branch": skip.branch, "sub": skip.sub}
-        return Done(source.path, told, output, bytes_before=size, bytes_after=size, skip=skip, warnings=warnings)
+        return Done(
+            source.path, told, output, bytes_before=size, bytes_after=size, skip=skip, warnings=warnings
+        )
     return Done(
         path=source.path,
         figures=figures(result.planned),

@@ -197,8 +197,10 @@ def plan_table(planned: Planned, *, turns: bool = False, everything: bool = Fals
             continue
         if item.is_cut:
             table.add_row("", "", RichText("-- cut: kept from here on --", style="bold"), "", "", "")
-        table.add_row(str(item.line or ""), item.role, RichText(item.what), f"{item.tokens:,}",
-                      "" if item.running is None else f"{item.running:,}", RichText(_cut_cell(item)), style="dim" if item.place in ("summarise", "prefix") else "")  # fmt: skip
+        running = "" if item.running is None else f"{item.running:,}"
+        style = "dim" if item.place in ("summarise", "prefix") else ""
+        table.add_row(str(item.line or ""), item.role, RichText(item.what), f"{item.tokens:,}", running,
+                      RichText(_cut_cell(item)), style=style)  # fmt: skip
     return table
 
 
@@ -342,7 +344,8 @@ def plan_json(planned: Planned, *, with_rows: bool | None = None) -> dict[str, A
 
 def _row_json(row: Row) -> dict[str, Any]:
     return {"line": row.line, "role": row.role, "what": row.what, "tokens": row.tokens, "running": row.running,
-            "valid_cut": row.obstacle is None, "why_not": row.obstacle, "place": row.place, "cut": row.is_cut}  # fmt: skip
+            "valid_cut": row.obstacle is None, "why_not": row.obstacle, "place": row.place,
+            "cut": row.is_cut}  # fmt: skip
 
 
 def diag_json(planned: Planned, diagnosis: Diagnosis) -> dict[str, Any]:

@@ -167,6 +167,12 @@ def exit_codes(stage: Stage) -> str:
     return _table(("exit", "`code` in JSON", "meaning"), rows)
 
 
+def estimates(stage: Stage) -> str:
+    """The first table of the calibration, as measured with tiktoken's own encodings."""
+    text = (ROOT / "tests" / "golden" / "cjk-table.md").read_text("utf-8")
+    return text.split("\n\n")[0]
+
+
 def _object(found: dict[str, Any]) -> str:
     """One JSON object a reader can read: a line a field, long lists cut."""
     lines = []
@@ -203,6 +209,7 @@ def json_error(stage: Stage) -> str:
 
 
 BLOCKS: dict[str, Callable[[Stage], str]] = {
+    "estimates": estimates,
     "formats": formats,
     "samples": samples,
     "exit codes": exit_codes,

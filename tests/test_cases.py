@@ -6,17 +6,32 @@ the place of the summarizer, and checks each fact that the case states.
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from haocompact import show
-from haocompact.compaction import CHARS, COMPACTION_SUMMARY, CompactionPreparation, CompactionSettings, NoCompaction, ToolCall, ToolResult
+from haocompact.compaction import (
+    CHARS,
+    COMPACTION_SUMMARY,
+    CompactionSettings,
+    ToolCall,
+    ToolResult,
+)
 from haocompact.errors import HaoError, SummaryError
 from haocompact.formats import FORMATS
 from haocompact.formats.session import ReadOptions
-from haocompact.pipeline import Request, Skipped, compact, compact_in_place, compact_to, open_source, plan, warnings_of, restore
+from haocompact.pipeline import (
+    Request,
+    Skipped,
+    compact,
+    compact_in_place,
+    compact_to,
+    open_source,
+    plan,
+    restore,
+    warnings_of,
+)
 from haocompact.records import read
 from haocompact.summarize import Prompted
 
@@ -70,7 +85,9 @@ class Run:
         settings = CompactionSettings(keep_recent_tokens=s["keep_recent_tokens"], reserve_tokens=s["reserve_tokens"],
                                       context_window=s["context_window"], estimator=CHARS)  # fmt: skip
         summarizer = Prompted("stub", self.stub, s.get("summarizer_max_tokens", 0))
-        self.request = Request(settings, summarizer=summarizer, archive=tmp_path / "archive.db", log=tmp_path / "log")
+        self.request = Request(
+            settings, summarizer=summarizer, archive=tmp_path / "archive.db", log=tmp_path / "log"
+        )
         self.data = self.path.read_bytes()
         self.lines = self.data.split(b"\n")
         self.target = tmp_path / "out.jsonl"
@@ -174,7 +191,11 @@ def test_row_estimates(run_of, id):
 @pytest.mark.parametrize("id", ids("in_prompt", "not_in_prompt", "in_prompts_union"))
 def test_prompts(run_of, id):
     prompts = run_of(id).stub.prompts
-    for text in (*ALL[id].get("in_prompt", ()), *ALL[id].get("in_prompts_union", ()), *ALL[id].get("should_in_prompt", ())):
+    for text in (
+        *ALL[id].get("in_prompt", ()),
+        *ALL[id].get("in_prompts_union", ()),
+        *ALL[id].get("should_in_prompt", ()),
+    ):
         assert any(text in p for p in prompts), text
     for text in ALL[id].get("not_in_prompt", ()):
         assert not any(text in p for p in prompts), text
@@ -269,10 +290,16 @@ def test_B16_overshoot_is_shown(run_of):
 
 
 def test_B17_both_numbers(run_of):
-    assert run_of("B17").done.skip.figures["summary_tokens"] > run_of("B17").done.skip.figures["removed_tokens"] > 0
+    assert (
+        run_of("B17").done.skip.figures["summary_tokens"]
+        > run_of("B17").done.skip.figures["removed_tokens"]
+        > 0
+    )
 
 
-@pytest.mark.parametrize(("limit", "wanted"), [(4096, [4096, 4096]), (0, [13107, 8192]), (10000, [10000, 8192])])
+@pytest.mark.parametrize(
+    ("limit", "wanted"), [(4096, [4096, 4096]), (0, [13107, 8192]), (10000, [10000, 8192])]
+)
 def test_B23_budgets(tmp_path, limit, wanted):
     facts = ALL["B23"] | {"settings": ALL["B23"]["settings"] | {"summarizer_max_tokens": limit}}
     assert Run(facts, tmp_path).stub.max_tokens == wanted
@@ -330,10 +357,16 @@ def test_B88_self_check(tmp_path, monkeypatch):
 
     def without_messages(session, plan, kept, checkpoint):
         lines = {m.line - 1 for m in plan.retained_tail}
-        return [p for p in whole(session, plan, kept, checkpoint) if (p if isinstance(p, int) else p[0] if isinstance(p, tuple) else -1) not in lines]
+        return [
+            p
+            for p in whole(session, plan, kept, checkpoint)
+            if (p if isinstance(p, int) else p[0] if isinstance(p, tuple) else -1) not in lines
+        ]
 
     monkeypatch.setattr(adapter, "rebuild", without_messages)
     settings = CompactionSettings(keep_recent_tokens=400, reserve_tokens=1024, estimator=CHARS)
     with pytest.raises(HaoError, match="self-check"):
-        compact_in_place(str(path), Request(settings, summarizer=Prompted("stub", Stub("B88")), archive=tmp_path / "a.db"))
+        compact_in_place(
+            str(path), Request(settings, summarizer=Prompted("stub", Stub("B88")), archive=tmp_path / "a.db")
+        )
     assert path.read_bytes() == data

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one line for an error, bytes through pipes, JSON contracts, settings, safe text."""
+"""The command line: exit codes, one line an error, bytes through pipes, JSON, settings, safe text."""
 
 import gzip
 import json
@@ -17,6 +17,7 @@ import zstandard
 from haocompact import __version__
 from haocompact.cli import main
 from haocompact.formats import FORMATS
+from haocompact.formats.session import list_summary
 
 HAOCOMPACT = [sys.executable, "-m", "haocompact"]
 KEEP = ("--keep-recent", "1000", "--estimator", "chars")
@@ -1002,7 +1003,8 @@ def test_nothing_heavy_is_imported(tmp_path, words, absent):
             main()
         except SystemExit as exit:
             assert not exit.code, exit.code
-        print(*sorted({{n.partition(".")[0] for n in sys.modules}} & set({absent!r}.split())), file=sys.stderr)
+        loaded = {{name.partition(".")[0] for name in sys.modules}}
+        print(*sorted(loaded & set({absent!r}.split())), file=sys.stderr)
     """)
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -1203,7 +1205,7 @@ def test_file_names_that_are_not_utf8(run):
 
 
 def test_skips_of_a_hostile_summary_are_one_line(run):
-    text = f"[haocompact] Summary of the conversation so far (0 messages kept after it).\n\n{EVIL}\nsub=forged branch=forged"
+    text = list_summary(f"{EVIL}\nsub=forged branch=forged", 0)
     found = run("compact", "--log", "log", stdin=jsonl([user(text)]))
     assert found.lines[0].startswith("[COMPACT_NONE] branch=tail_is_summary msgs=1 tail_head=")
     assert UNSAFE.search(found.err) is None
@@ -1242,8 +1244,8 @@ def test_mixed_formats_are_refused_with_the_way_out(run):
     put(
         "s.jsonl",
         jsonl(
-            lines
-            + [
+            [
+                *lines,
                 assistant(None, tool_calls=[{"id": "c", "function": {"name": "f", "arguments": "{}"}}]),
                 *chat(8),
             ]

@@ -1,4 +1,4 @@
-"""The algorithm: worked examples, each repair beside the seed's behaviour, and properties over random conversations."""
+"""The algorithm: worked examples, each repair beside the seed, properties over random conversations."""
 
 import itertools
 

@@ -166,7 +166,7 @@ def test_law_2_kept_and_removed_are_all_records_in_order(compacted):
 
 
 def same_record(format, old, new):
-    """Equal bytes, a line end added at the most; or equal outside the fields that the client forces to change."""
+    """Equal bytes but for an added line end; or equal outside the fields that the client forces to change."""
     if new.rstrip(b"\r\n") == old.rstrip(b"\r\n"):
         return new.startswith(old)
     if format not in EDITED:

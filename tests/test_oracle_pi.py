@@ -92,7 +92,9 @@ def differs(row, undone=()):
     if "v1" in undone:
         got |= dict.fromkeys(("first_kept_entry_id", "turn_start_id"), None)
     if "5" in undone:
-        expect = expect | {k: [p for p in expect.get(k, []) if isinstance(p, str)] for k in ("read_files", "modified_files")}
+        expect = expect | {
+            k: [p for p in expect.get(k, []) if isinstance(p, str)] for k in ("read_files", "modified_files")
+        }
     return sorted(k for k in {"result", *(got.keys() & expect.keys())} if expect.get(k) != got.get(k))
 
 
@@ -106,7 +108,14 @@ def undo(monkeypatch):
             monkeypatch.setattr(compaction, "_keep_together", lambda messages, cut, *rest: cut)
         if "23" in reasons:
             plain = pi._parts
-            strip = lambda obj: obj | {"message": {**obj["message"], "excludeFromContext": False}} if isinstance(obj.get("message"), dict) else obj  # noqa: E731
+
+            def strip(obj):
+                return (
+                    obj | {"message": {**obj["message"], "excludeFromContext": False}}
+                    if isinstance(obj.get("message"), dict)
+                    else obj
+                )
+
             monkeypatch.setattr(pi, "_parts", lambda obj: plain(strip(obj)))
 
     return apply
@@ -117,7 +126,7 @@ def explain(row, undo):
     undo(())
     if not differs(row):
         return []
-    causes = [c for c in ("7", "8", "13", "23", "v1", "5")]
+    causes = ["7", "8", "13", "23", "v1", "5"]
     for size in (1, 2, 3):
         for reasons in combinations(causes, size):
             undo(reasons)
@@ -160,6 +169,11 @@ if __name__ == "__main__":  # rewrites the pinned exceptions; review the diff
     apply = fixture(patch)
     found = {row["name"]: why for row in ROWS if (why := explain(row, apply)) != []}
     patch.undo()
-    print(len(ROWS) - len(found), "equal;", Counter(str(w) for w in found.values()), [n for n, w in found.items() if w is None])
+    print(
+        len(ROWS) - len(found),
+        "equal;",
+        Counter(str(w) for w in found.values()),
+        [n for n, w in found.items() if w is None],
+    )
     PINNED.parent.mkdir(exist_ok=True)
     PINNED.write_text(json.dumps(found, indent=0) + "\n")

@@ -1,4 +1,4 @@
-"""Raw lines and records: nothing is lost, nothing is split where it should not be, odd JSON has a defined answer."""
+"""Raw lines and records: nothing is lost, nothing is split wrongly, odd JSON has a defined answer."""
 
 import json
 import os

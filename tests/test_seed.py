@@ -669,6 +669,28 @@ def test_the_file_that_is_written_holds_the_seeds_list():
         assert len(tail) == len(expected) - 1
 
 
+def test_rounds():
+    """Compact, grow, compact again: each round's list and diagnosis come from the list before."""
+    rounds = 0
+    for rng, conversation in by_chance(150):
+        current = conversation or [{"role": "user", "content": "x"}]
+        for _ in range(4):
+            settings, old_settings = make_settings(rng.choice(BUDGETS[1:6]))
+            compare_preparation(current, settings.keep_recent_tokens)
+            answers = rng.choices(ANSWERS, k=2)
+            expected = seed().compact_context(
+                both(current)[1], ModelConfig(), Asked(answers, Failure), old_settings
+            )
+            got = written(current, settings, Asked(answers, SummaryError))
+            assert (got is None) == (expected is None)
+            if got is not None:
+                assert got[0]["content"] == clean(expected[0].content)
+                assert len(got) == len(expected)
+                current, rounds = got, rounds + 1
+            current = [*current, *(chance_message(rng) for _ in range(rng.randrange(5)))]
+    assert rounds > 200
+
+
 # -------------------------------------------------------------------- what is not followed, one by one
 def test_truthy_arguments_that_are_no_object_are_rendered_where_the_seed_raises():
     """The seed reads `.items()` and `.get()` of them: a file with one could not be compacted at all."""

@@ -1,4 +1,4 @@
-"""Removed messages -> prompt -> summary: the text form, budgets, what counts as a failure, and what then stands there."""
+"""Removed messages -> prompt -> summary: text form, budgets, what is a failure, and what then stands there."""
 
 import hashlib
 import json
@@ -423,8 +423,8 @@ def test_R6_a_failed_summary_keeps_what_there_was():
     found = compact_context(plan, Prompted("model", Model(SummaryError("gone"))))
     notice, rest = found.body.split("\n\n", 1)
     assert (
-        notice
-        == "(automatic compaction: the summary failed [Summarization failed: gone]; the end of the old conversation follows)"
+        notice == "(automatic compaction: the summary failed [Summarization failed: gone]; "
+        "the end of the old conversation follows)"
     )
     excerpt, kept, offline = rest.split("\n\n---\n\n")
     assert excerpt == serialize_conversation(plan.messages_to_summarize)[-500:]
@@ -504,7 +504,8 @@ def test_a_program_that_is_too_slow_goes_with_all_it_started(tmp_path):
     os.mkfifo(tmp_path / "alive")  # the reader sees its end when the last writer is gone
     reader = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
     code = (
-        f"import subprocess, sys\nalive = open({str(tmp_path / 'alive')!r}, 'wb')\nalive.write(b'started')\nalive.flush()\n"
+        f"import subprocess, sys\nalive = open({str(tmp_path / 'alive')!r}, 'wb')\n"
+        "alive.write(b'started')\nalive.flush()\n"
         "subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'], pass_fds=[alive.fileno()])"
     )
     assert "gave no answer" in failure(program(tmp_path, code), 3.0)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from haocompact.compaction import (
     COMPACTION_SUMMARY,
     CompactionPreparation,
-    FileOperations,
     Message,
     Part,
     Parts,
@@ -85,7 +84,7 @@ def _summary(record: Record, obj: Json) -> Message:
     text = "\n".join(t for t in texts_of(obj.get("content")) if t)
     kept = obj.get("kept")
     return Message("user", (Text(text),), line=record.number, kind=COMPACTION_SUMMARY,
-                   files=files_in_summary(text) or FileOperations(), kept=kept if isinstance(kept, int) else 0)  # fmt: skip
+                   files=files_in_summary(text), kept=kept if isinstance(kept, int) else 0)  # fmt: skip
 
 
 def _context_tokens(usage: Json) -> float:
