@@ -207,6 +207,7 @@ class State:
     rollback took back. `window`: the newest compaction's numbering. `calls`: event line -> the call that it
     reports. `bare`: there are lines of the first releases, without envelope."""
 
+    repair: bool = True
     fates: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
@@ -254,7 +255,7 @@ def sniff(obj: Json, first: bool) -> int:
 # --------------------------------------------------------------------------------------- reading
 def read(records: Records, options: ReadOptions) -> Session:
     """The history that the client would send to its model. Raises TranscriptError."""
-    session = Session(NAME, records, [], state=State())
+    session = Session(NAME, records, [], state=State(repair=options.repair))
     state: State = session.state
     for record in records:
         state.fates.append(_line(session, record))
@@ -660,7 +661,7 @@ def _place_usage(state: State, usage: Usage) -> None:
         answered = message is not None and message.role == "assistant" and item.place < 0
         if message is None or not (answered or usage.estimate):
             continue
-        stale = base is not None and usage.stamp < base.stamp
+        stale = state.repair and base is not None and usage.stamp < base.stamp
         message.usage_note = usage.note or ("recorded before the last compaction" if stale else "")
         message.usage = None if message.usage_note else usage.tokens
         return
