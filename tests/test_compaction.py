@@ -1,6 +1,10 @@
 """The algorithm: worked examples, each repair beside the seed, properties over random conversations."""
 
+import dataclasses
 import itertools
+import pickle
+import sys
+import types
 
 import pytest
 from hypothesis import given
@@ -11,6 +15,7 @@ from haocompact.compaction import (
     CJK,
     COMPACTION_SUMMARY,
     CUT_ROLES,
+    ESTIMATORS,
     WITHDRAWN,
     CompactionPreparation,
     CompactionSettings,
@@ -148,6 +153,18 @@ def test_arguments_text():
 def test_tiktoken_unknown_encoding():
     with pytest.raises(UsageError, match="no encoding 'nonsense'"):
         tiktoken_estimator("nonsense")
+
+
+@pytest.mark.xfail(strict=True, raises=AttributeError, reason="the estimator is a local lambda")
+def test_every_estimator_travels_to_other_processes(monkeypatch):
+    fake = types.SimpleNamespace(get_encoding=lambda _: types.SimpleNamespace(encode_ordinary=str.split))
+    monkeypatch.setitem(sys.modules, "tiktoken", fake)
+    assert tiktoken_estimator("o200k_base").quarters("two words") == 8
+    for estimator in (*ESTIMATORS.values(), tiktoken_estimator("o200k_base")):
+        assert (
+            pickle.loads(pickle.dumps(dataclasses.replace(settings(), estimator=estimator))).estimator.name
+            == estimator.name
+        )
 
 
 def test_cut_worked_example():

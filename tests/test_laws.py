@@ -372,6 +372,23 @@ def test_a_pasted_summary_is_a_message_like_any_other(tmp_path):
     assert line.encode() + b"\n" in lines_of(result.output)
 
 
+@pytest.mark.xfail(strict=True, reason="restore glues what was appended to a last line without line end")
+@pytest.mark.parametrize("end", [b"", b'\n{"role":"user","con'])
+def test_what_was_appended_is_a_line_of_its_own_after_restoring(tmp_path, end):
+    turns = (
+        json.dumps({"role": role, "content": f"{role} {i} " + "bean " * 400})
+        for i in range(6)
+        for role in ("user", "assistant")
+    )
+    data = "\n".join(turns).encode() + end
+    request = Request(CompactionSettings(keep_recent_tokens=400), archive=tmp_path / "archive.db")
+    result = compact(Source("s", data), request)
+    store(result)
+    more = b'{"role":"user","content":"new"}\n'
+    assert b"".join(restore(Source("s", result.output), request)) == data
+    assert b"".join(restore(Source("s", result.output + more), request)) == data + b"\n" + more
+
+
 @pytest.mark.parametrize("name", GROWING)
 def test_compact_and_grow_three_times(name, tmp_path):
     settings = CompactionSettings(keep_recent_tokens=400, estimator=ESTIMATORS["chars"])

@@ -6,6 +6,7 @@ Source: Anthropic Messages API reference (content blocks, usage).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from haocompact.compaction import (
     CompactionPreparation,
@@ -83,7 +84,7 @@ def message_of(record: Record) -> Message | None:
     total = numbers(usage, *USAGE) if role == "assistant" and isinstance(usage, dict) else 0
     results = role == "user" and isinstance(content, list) and any(_is_result(b) for b in content)
     return Message(
-        "toolResult" if results else str(role), _parts(obj), line=record.number, usage=total or None
+        "toolResult" if results else str(role), partial(_parts, obj), line=record.number, usage=total or None
     )
 
 

@@ -7,6 +7,7 @@ The seed stores no file itself; this form follows its fields: role, content, rea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from haocompact.compaction import (
     COMPACTION_SUMMARY,
@@ -76,7 +77,7 @@ def message_of(record: Record) -> Message | None:
     usage = obj.get("usage")
     total = _context_tokens(usage) if role == "assistant" and isinstance(usage, dict) else 0
     kind = obj.get("kind")
-    return Message(str(role), _parts(obj), line=record.number, usage=total or None,
+    return Message(str(role), partial(_parts, obj), line=record.number, usage=total or None,
                    kind=kind if isinstance(kind, str) else "")  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from haocompact.compaction import (
     CompactionPreparation,
@@ -83,7 +84,7 @@ def message_of(record: Record) -> Message | None:
         return found
     usage = obj.get("usage")
     total = _context_tokens(usage) if role == "assistant" and isinstance(usage, dict) else 0
-    return Message(role, _parts(obj), line=record.number, usage=total or None)
+    return Message(role, partial(_parts, obj), line=record.number, usage=total or None)
 
 
 def _context_tokens(usage: Json) -> float:

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from haocompact.compaction import (
@@ -299,11 +300,11 @@ def message_of(record: Record) -> Message | None:
         role = _role(obj)
         usage, note = _usage(inner) if role == "assistant" else (None, "")
         kind = SYSTEM_PATCH if role == "system" else ""
-        return Message(role, _parts(obj), line=record.number, kind=kind, usage=usage, usage_note=note)
+        return Message(role, partial(_parts, obj), line=record.number, kind=kind, usage=usage, usage_note=note)
     if kind == "custom_message":
-        return Message("custom", _parts(obj), line=record.number)
+        return Message("custom", partial(_parts, obj), line=record.number)
     if kind == "branch_summary" and obj.get("summary"):
-        return Message("branchSummary", _parts(obj), line=record.number)
+        return Message("branchSummary", partial(_parts, obj), line=record.number)
     return None
 
 
