@@ -16,7 +16,8 @@ from haocompact.errors import HaoError, NothingToCompact, TranscriptError, Usage
 
 if TYPE_CHECKING:
     from haocompact.compaction import CompactionSettings, Estimator
-    from haocompact.pipeline import Done, Planned, Request, Source
+    from haocompact.files import Source
+    from haocompact.pipeline import Done, Planned, Request
     from haocompact.summarize import Summarizer
 
 app = typer.Typer(
@@ -315,6 +316,8 @@ def diag(
 
     def one(source: Source, request: Request) -> None:
         planned = _plan(source, request, quiet)
+        if if_needed and _compactable(planned):
+            planned = pipeline.as_needed(planned, request)
         found.append(_compactable(planned))
         diagnosis = pipeline.explain(planned)
         skip = diagnosis.outcome if not _compactable(planned) else None
@@ -365,7 +368,7 @@ def retrieve(
     haocompact retrieve small.jsonl
     haocompact retrieve small.jsonl --restore -o session.jsonl
     """
-    from haocompact import pipeline, show
+    from haocompact import files, pipeline, show
 
     request = _request(_settings(), format, None, archive=archive or _archive_path(), lang=lang.value)
     if verify:
@@ -381,7 +384,7 @@ def retrieve(
             text = pipeline.window_text(hash, request, from_message, budget)
             print(show.dumps({"version": 1, "hash": hash, "text": text}) if as_json else show.printable(text))
         return
-    with pipeline.open_source(path, sys.stdin.buffer) as source:
+    with files.open_source(path, sys.stdin.buffer) as source:
         if restore:
             _send(pipeline.restore(source, request), output)
         elif summary:
@@ -522,9 +525,9 @@ def _compactable(planned: Planned) -> bool:
 
 
 def _found(paths: list[str]) -> list[tuple[str, bool]]:
-    from haocompact import pipeline
+    from haocompact import files
 
-    found = list(pipeline.transcripts_under(paths))
+    found = list(files.transcripts_under(paths))
     if not found:
         raise TranscriptError("no transcript in it (*.jsonl, *.jsonl.gz, *.jsonl.zst)", path=", ".join(paths))
     return found
@@ -534,12 +537,12 @@ def _each(
     paths: list[str] | None, request: Request, one: Callable[[Source, Request], None], as_json: bool
 ) -> None:
     """Run `one` over all transcripts; an unreadable one is reported and does not stop the others."""
-    from haocompact import pipeline, show
+    from haocompact import files, show
 
     failed: HaoError | None = None
     for path, _ in _found(paths or ["-"]):
         try:
-            with pipeline.open_source(path, sys.stdin.buffer) as source:
+            with files.open_source(path, sys.stdin.buffer) as source:
                 one(source, request)
         except HaoError as error:
             if as_json:
@@ -565,7 +568,7 @@ def _one_target(output: Path | None, output_dir: Path | None, in_place: bool, dr
 
 def _to_targets(paths: list[str] | None, request: Request, where: str, output: Path | None, folder: Path | None,
                 dry_run: bool) -> Iterator[Done]:  # fmt: skip
-    from haocompact import pipeline
+    from haocompact import files, pipeline
 
     names = [p for p, _ in _found(paths or ["-"])]
     if len(names) > 1 and where in ("stdout", "file"):
@@ -577,7 +580,7 @@ def _to_targets(paths: list[str] | None, request: Request, where: str, output: P
         folder.mkdir(parents=True, exist_ok=True)
     for path in names:
         try:
-            with pipeline.open_source(path, sys.stdin.buffer) as source:
+            with files.open_source(path, sys.stdin.buffer) as source:
                 target = None if dry_run else output or folder or sys.stdout.buffer
                 yield pipeline.compact_to(source, request, target)
         except HaoError as error:
@@ -689,10 +692,10 @@ def _looks_like_hash(text: str) -> bool:
 
 
 def _send(chunks: Iterator[bytes], output: Path | None) -> None:
-    from haocompact import pipeline
+    from haocompact import files
 
     if output is not None:
-        pipeline.write_stream(output, chunks)
+        files.write_stream(output, chunks)
         return
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)

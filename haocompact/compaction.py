@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from haocompact.cjk import cjk_quarters
 from haocompact.errors import UsageError
@@ -179,15 +180,20 @@ def tiktoken_estimator(encoding: str) -> Estimator:
     import tiktoken
 
     try:
-        encode = tiktoken.get_encoding(encoding).encode_ordinary
+        tiktoken.get_encoding(encoding)
     except ValueError as error:
         raise UsageError(f"tiktoken knows no encoding {encoding!r}") from error
     except (OSError, KeyError) as error:  # requests' errors derive from OSError
         raise UsageError(f"the encoding {encoding} can't be loaded: set TIKTOKEN_CACHE_DIR to a folder that "
                          "has its file, or choose another --estimator") from error  # fmt: skip
-    return Estimator(
-        f"tiktoken:{encoding}", lambda text: 4 * len(encode(text.encode("utf-8", "replace").decode()))
-    )
+    return Estimator(f"tiktoken:{encoding}", partial(_tiktoken_quarters, encoding))
+
+
+def _tiktoken_quarters(encoding: str, text: str) -> float:
+    import tiktoken
+
+    whole = text.encode("utf-8", "replace").decode()
+    return 4 * len(tiktoken.get_encoding(encoding).encode_ordinary(whole))
 
 
 def estimate_tokens(message: Message, estimator: Estimator) -> int:

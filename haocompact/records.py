@@ -80,6 +80,8 @@ class Record:
         """What the fast parser refuses though it is JSON: lone surrogates, 1e400, NULs around, bad UTF-8."""
         inner = body.strip(b"\0" + _SPACE)
         try:
+            if _is_deep(inner):
+                raise RecursionError
             obj = _parse_exact(inner)
         except (ValueError, RecursionError) as error:
             self.fault = _fault(inner, why, error)
@@ -259,6 +261,21 @@ def elements(raw: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
             first = -1
         depth += (text in (b"{", b"[")) - (text in (b"}", b"]"))
         previous_end = token.end()
+
+
+DEEPEST = 1024  # levels of nesting, as the fast parser has it
+
+
+def _is_deep(body: bytes) -> bool:
+    if body.count(b"[") + body.count(b"{") <= DEEPEST:
+        return False
+    depth = 0
+    for token in _TOKEN.finditer(body):
+        text = token.group()[:1]
+        depth += (text in (b"{", b"[")) - (text in (b"}", b"]"))
+        if depth > DEEPEST:
+            return True
+    return False
 
 
 def _parse_exact(body: bytes) -> Any:

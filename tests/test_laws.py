@@ -372,7 +372,6 @@ def test_a_pasted_summary_is_a_message_like_any_other(tmp_path):
     assert line.encode() + b"\n" in lines_of(result.output)
 
 
-@pytest.mark.xfail(strict=True, reason="restore glues what was appended to a last line without line end")
 @pytest.mark.parametrize("end", [b"", b'\n{"role":"user","con'])
 def test_what_was_appended_is_a_line_of_its_own_after_restoring(tmp_path, end):
     turns = (

@@ -300,7 +300,9 @@ def message_of(record: Record) -> Message | None:
         role = _role(obj)
         usage, note = _usage(inner) if role == "assistant" else (None, "")
         kind = SYSTEM_PATCH if role == "system" else ""
-        return Message(role, partial(_parts, obj), line=record.number, kind=kind, usage=usage, usage_note=note)
+        return Message(
+            role, partial(_parts, obj), line=record.number, kind=kind, usage=usage, usage_note=note
+        )
     if kind == "custom_message":
         return Message("custom", partial(_parts, obj), line=record.number)
     if kind == "branch_summary" and obj.get("summary"):

@@ -1,0 +1,248 @@
+"""Transcripts on disk: open, read, walk, lock, and replace them without ever leaving half of one.
+
+A file is written beside its target, fsynced, renamed, and the folder fsynced; before the rename of a
+replacement the original is compared with what was read. A lock is the kernel's and goes with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import gzip
+import hashlib
+import os
+import stat
+import tempfile
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from haocompact.errors import SourceBusy, SourceChanged, TranscriptError, WriteError
+from haocompact.records import Data, FileBytes, chunks_of
+
+ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+
+
+# --------------------------------------------------------------------------------------- reading
+@dataclass(slots=True)
+class Source:
+    """A transcript's bytes. `stamp` identifies the file's state; None for stdin and compressed files."""
+
+    path: str
+    data: Data
+    stamp: tuple[int, ...] | None = None
+    compressed: bool = False
+    _sha256: str | None = field(default=None, repr=False)
+
+    @property
+    def sha256(self) -> str:
+        if self._sha256 is None:
+            self._sha256 = sha256_of(self.data)
+        return self._sha256
+
+
+def sha256_of(data: Data) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks_of(data):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def open_source(path: str, stdin: IO[bytes] | None = None) -> Iterator[Source]:
+    """Open a file or "-"; .gz and .zst are told by their first bytes. Raises TranscriptError."""
+    if path == "-":
+        with tempfile.TemporaryFile() as spool:
+            if stdin is not None:
+                while block := stdin.read(1 << 20):
+                    spool.write(block)
+            spool.flush()
+            yield _unpacked("-", _file_bytes(spool.fileno()), None)
+        return
+    with _opened(path) as file:
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode):
+            raise TranscriptError("not a regular file", path=path)
+        yield _unpacked(path, _file_bytes(file.fileno()), _stamp(info))
+
+
+_OPENING = {errno.EISDIR: "is a directory", errno.ENOENT: "no such file", errno.EACCES: "permission denied"}
+
+
+def _opened(path: str) -> IO[bytes]:
+    """The file, opened without waiting for a writer. Raises TranscriptError."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise IsADirectoryError(errno.EISDIR, "is a directory")
+        return os.fdopen(handle, "rb")
+    except (OSError, ValueError) as error:
+        number = getattr(error, "errno", None)
+        reason = _OPENING.get(number or 0) or getattr(error, "strerror", None) or str(error)
+        raise TranscriptError(reason.lower(), path=path) from None
+
+
+SMALL = 4 << 20  # bytes; a file up to this size is held in memory
+
+
+def _file_bytes(handle: int) -> Data:
+    data = FileBytes(handle, os.fstat(handle).st_size)
+    return data[:] if len(data) <= SMALL else data
+
+
+def _unpacked(path: str, data: Data, stamp: tuple[int, ...] | None) -> Source:
+    try:
+        if data[:4] == ZSTD_MAGIC:
+            return Source(path, _unzstd(data[:]), stamp, compressed=True)
+        if data[:2] == GZIP_MAGIC:
+            return Source(path, gzip.decompress(data[:]), stamp, compressed=True)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise TranscriptError(f"compressed, but damaged: {error}", path=path) from error
+    return Source(path, data, stamp)
+
+
+def _unzstd(data: bytes) -> bytes:
+    """All frames of a .zst file. Raises EOFError when it is cut short, ValueError when it is damaged."""
+    import zstandard
+
+    parts = []
+    try:
+        while data:
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            parts.append(frame.decompress(data))
+            if not frame.eof:
+                raise EOFError("the file is cut short")
+            data = frame.unused_data
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+    return b"".join(parts)
+
+
+def _stamp(info: os.stat_result) -> tuple[int, ...]:
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+
+# --------------------------------------------------------------------------------------- writing
+def write_file(target: Path, data: Data, *, like: os.stat_result | None = None,
+               source: Source | None = None) -> None:  # fmt: skip
+    write_stream(target, chunks_of(data), like=like, source=source)
+
+
+def write_stream(target: Path, chunks: Iterable[bytes], *, like: os.stat_result | None = None,
+                 source: Source | None = None) -> None:  # fmt: skip
+    """Write beside the target, fsync, rename, fsync the folder. With `source`, only if it has not changed.
+
+    A symbolic link stays one; what is no regular file (a pipe, a device) is written to as it is.
+    """
+    if target.exists() and not target.is_file():
+        _write_into(target, chunks)
+        return
+    target = Path(os.path.realpath(target))
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=".haocompact-", suffix=".tmp", dir=target.parent)
+    except OSError as error:
+        raise write_error(target, error) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(chunks)
+            file.flush()
+            if like is not None:
+                os.fchmod(handle, stat.S_IMODE(like.st_mode))
+                with contextlib.suppress(PermissionError):
+                    os.fchown(handle, like.st_uid, like.st_gid)
+            os.fsync(handle)
+        if source is not None:
+            check_unchanged(source, target)
+        os.replace(temporary, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise write_error(target, error) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _write_into(target: Path, chunks: Iterable[bytes]) -> None:
+    try:
+        with target.open("wb") as file:
+            file.writelines(chunks)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise write_error(target, error) from error
+
+
+def check_unchanged(source: Source, target: Path) -> None:
+    """Compare size, time, inode and content with what was read. Raises SourceChanged."""
+    try:
+        info = os.stat(target)
+        same = _stamp(info) == source.stamp
+        if same:
+            with target.open("rb") as file:
+                same = sha256_of(FileBytes(file.fileno(), info.st_size)) == source.sha256
+    except (FileNotFoundError, SourceChanged):
+        same = False
+    if not same:
+        raise SourceChanged(
+            "the transcript changed while it was being compacted; left alone", path=source.path
+        )
+
+
+def write_error(target: Path, error: OSError) -> WriteError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return WriteError("the disk is full; the original is untouched", path=str(target))
+    return WriteError(f"can't be written: {error.strerror or error}", path=str(target))
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the advisory lock of a transcript; it goes with the process. Raises SourceBusy."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise TranscriptError(error.strerror or str(error), path=str(path)) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SourceBusy("another process is working on this transcript", path=str(path)) from None
+        if not os.path.exists(path) or os.fstat(file.fileno()).st_ino != os.stat(path).st_ino:
+            raise SourceBusy("another process has just replaced this transcript", path=str(path))
+        yield
+
+
+# --------------------------------------------------------------------------------------- walking
+def changed_lately(path: Path, min_age: float) -> bool:
+    """Whether a file was written in the last `min_age` seconds: its client may still be at it."""
+    return min_age > 0 and time.time() - path.stat().st_mtime < min_age
+
+
+TEMPORARY_PREFIX = ".haocompact-"
+
+
+def transcripts_under(paths: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """(path, whether it was found in a folder): folders are walked in name order, links not followed."""
+    for path in paths:
+        if path != "-" and os.path.isdir(path):
+            for folder, folders, names in os.walk(path):
+                folders.sort()
+                for name in sorted(names):
+                    if name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")) and not name.startswith(
+                        TEMPORARY_PREFIX
+                    ):
+                        yield os.path.join(folder, name), True
+        else:
+            yield path, False
