@@ -24,8 +24,10 @@ from haocompact.compaction import (
     should_compact,
 )
 from haocompact.errors import TranscriptError
+from haocompact.files import open_source
 from haocompact.formats import pi
 from haocompact.formats.session import ReadOptions
+from haocompact.pipeline import Request, figures, plan
 from haocompact.records import read
 
 ORACLE = Path(__file__).parents[2] / "shared" / "oracle"
@@ -161,6 +163,33 @@ def test_count():
     pinned = json.loads(PINNED.read_text())
     equal = sum(not differs(row) for row in ROWS)
     assert (equal, len(pinned), len(ROWS)) == (len(ROWS) - len(pinned), len(pinned), 932)
+
+
+FIXTURES = ORACLE / "fixtures_expected.jsonl"
+FIXTURE_ROWS = (
+    [json.loads(line) for line in FIXTURES.read_text().split("\n") if line] if FIXTURES.exists() else []
+)
+
+
+@pytest.mark.parametrize("row", FIXTURE_ROWS, ids=lambda r: f"{r['file']}@{r['args']['keep_recent']}")
+def test_the_two_real_sessions(row):
+    """Every decision on pi's own fixtures (v1: the oracle prints no ids), at every budget of the oracle."""
+    if not (ORACLE / row["file"]).exists():
+        pytest.skip("this form of the fixture is not here")
+    assert differs(row, ("v1",)) == []
+
+
+@pytest.mark.skipif(not FIXTURE_ROWS, reason="the oracle is not here")
+@pytest.mark.parametrize(
+    ("name", "first_kept", "summarised", "prefix", "tokens"),
+    [("large-session", 837, 730, 3, 177_657), ("before-compaction", 946, 383, 7, 180_820)],
+)
+def test_the_figures_of_the_two_real_sessions(name, first_kept, summarised, prefix, tokens):
+    with open_source(str(ORACLE / "fixtures" / f"{name}.jsonl")) as source:
+        found = figures(plan(source, Request(CompactionSettings(estimator=CHARS))))
+    assert found["first_kept_line"] == first_kept + 2  # entries count from 0, the header is line 1
+    assert (found["summarize"], found["prefix"], found["is_split_turn"]) == (summarised, prefix, True)
+    assert found["tokens_before"] == tokens
 
 
 if __name__ == "__main__":  # rewrites the pinned exceptions; review the diff
