@@ -244,7 +244,7 @@ def members(raw: bytes, start: int = 0, end: int | None = None) -> Iterator[tupl
                 yield key, first, previous_end
             key, first = None, -1
         elif depth == 1 and key is None and text == b'"':
-            key = json.loads(token.group())
+            key = json.loads(token.group().decode("utf-8", "replace"))
         depth += (text in (b"{", b"[")) - (text in (b"}", b"]"))
         previous_end = token.end()
 
@@ -279,7 +279,11 @@ def _is_deep(body: bytes) -> bool:
 
 
 def _parse_exact(body: bytes) -> Any:
-    return json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
+    return json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant, parse_int=_parse_int)
+
+
+def _parse_int(digits: str) -> int | float:
+    return int(digits) if len(digits) < 4000 else float(digits)  # the interpreter's own limit is 4,300 digits
 
 
 def _refuse_constant(name: str) -> object:

@@ -799,8 +799,8 @@ def run_rounds(chain, story, each):
     check_bounds(chain)
 
 
-@pytest.mark.parametrize("seed", (1, 2))
-@pytest.mark.parametrize("strategy", ("keep-recent", "segment"))
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("strategy", ["keep-recent", "segment"])
 @pytest.mark.parametrize("name", CLIENTS)
 def test_ten_rounds_offline(name, strategy, seed, tmp_path):
     client = CLIENTS[name]()

@@ -26,12 +26,14 @@ from haocompact.formats.session import (
     ReadOptions,
     Session,
     as_list_summary,
+    block_types,
     list_summary,
     numbers,
     read_list,
     rebuild_list,
     select_list,
     texts_of,
+    word,
 )
 from haocompact.records import Record, Records, dump
 
@@ -48,7 +50,7 @@ USAGE = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens
 
 
 def sniff(obj: Json, first: bool) -> int:
-    if obj.get("role") not in KINDS or obj.get("type", "message") != "message" or "sessionId" in obj:
+    if word(obj.get("role")) not in KINDS or obj.get("type", "message") != "message" or "sessionId" in obj:
         return 0
     if any(k in obj for k in ("tool_calls", "tool_call_id", "kind", "parentId")):
         return 0
@@ -57,11 +59,12 @@ def sniff(obj: Json, first: bool) -> int:
         return 1
     if not isinstance(content, list):
         return 0
-    types = {b.get("type") for b in content if isinstance(b, dict)}
-    if not types <= KNOWN_BLOCKS:
+    types = block_types(content)
+    tools = {t for t in types if t.endswith(("tool_use", "tool_result"))}
+    if not types <= KNOWN_BLOCKS | tools:
         return 0
     images = any(isinstance(b, dict) and b.get("type") == "image" and "source" in b for b in content)
-    if types & OWN_BLOCKS or images or obj.get("type") == "message":
+    if tools or types & OWN_BLOCKS or images or obj.get("type") == "message":
         return 2
     return (
         2 if obj["role"] == "assistant" and types == {"text"} else 1
@@ -74,7 +77,7 @@ def read(records: Records, options: ReadOptions) -> Session:
 
 def message_of(record: Record) -> Message | None:
     obj = record.dict
-    role = obj.get("role")
+    role = word(obj.get("role"))
     if role not in KINDS:
         return None
     content = obj.get("content")
@@ -89,7 +92,7 @@ def message_of(record: Record) -> Message | None:
 
 
 def _is_result(block: object) -> bool:
-    return isinstance(block, dict) and block.get("type") == "tool_result"
+    return isinstance(block, dict) and word(block.get("type")).endswith("tool_result")
 
 
 def _parts(obj: Json) -> Parts:
@@ -106,9 +109,9 @@ def _block(block: Json) -> Iterator[Part]:
             yield Text(str(block.get("text") or ""))
         case "thinking":
             yield Thinking(str(block.get("thinking") or ""))
-        case "tool_use" | "server_tool_use":
+        case str(kind) if kind.endswith("tool_use"):
             yield ToolCall(_string(block.get("id")), str(block.get("name") or ""), block.get("input"))
-        case "tool_result":
+        case str(kind) if kind.endswith("tool_result"):
             inner = block.get("content")
             images = (
                 sum(isinstance(b, dict) and b.get("type") == "image" for b in inner)

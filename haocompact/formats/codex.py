@@ -820,7 +820,7 @@ def rebuild(session: Session, plan: CompactionPreparation, kept: Sequence[int],
     lines = set(kept)
     moved = [i for i in _kept(state, plan) if not _behind_base(state, i) or i.index not in lines]
     yield _new_line(session, 1, numbered, "compacted", _compacted(session, moved, checkpoint))
-    for index in kept[len(head) :]:
+    for index in (i for i in kept if i != state.head):
         yield _tail_line(session, index, numbered)
     yield _new_line(session, 2, numbered, "event_msg", _token_count(session, checkpoint))
 

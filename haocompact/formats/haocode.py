@@ -26,12 +26,14 @@ from haocompact.formats.session import (
     Piece,
     ReadOptions,
     Session,
+    block_types,
     files_in_summary,
     numbers,
     read_list,
     rebuild_list,
     select_list,
     texts_of,
+    word,
 )
 from haocompact.records import Record, Records, dump
 
@@ -46,9 +48,14 @@ KINDS: Mapping[str, str] = {
 
 
 def sniff(obj: Json, first: bool) -> int:
-    if obj.get("role") not in KINDS or "type" in obj:
+    if word(obj.get("role")) not in KINDS or "type" in obj:
+        return 0
+    if any(t.endswith(("tool_use", "tool_result")) for t in block_types(obj.get("content"))):
         return 0
     if obj["role"] == "toolResult" or obj.get("kind") == COMPACTION_SUMMARY:
+        return 2
+    usage = obj.get("usage")
+    if isinstance(usage, dict) and "totalTokens" in usage:
         return 2
     calls = obj.get("tool_calls")
     if isinstance(calls, list) and calls:
@@ -62,14 +69,14 @@ def sniff(obj: Json, first: bool) -> int:
 
 
 def read(records: Records, options: ReadOptions) -> Session:
-    session = read_list(NAME, records, message_of, _parts, options)
+    session = read_list(NAME, records, message_of, _parts, options, native_summary=True)
     _name_calls_in_order(session)
     return session
 
 
 def message_of(record: Record) -> Message | None:
     obj = record.dict
-    role = obj.get("role")
+    role = word(obj.get("role"))
     if role not in KINDS:
         return None
     if obj.get("kind") == COMPACTION_SUMMARY:

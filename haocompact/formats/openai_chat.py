@@ -27,12 +27,14 @@ from haocompact.formats.session import (
     ReadOptions,
     Session,
     as_list_summary,
+    block_types,
     list_summary,
     numbers,
     read_list,
     rebuild_list,
     select_list,
     texts_of,
+    word,
 )
 from haocompact.records import Record, Records, dump
 
@@ -52,7 +54,7 @@ REASONING = ("reasoning_content", "reasoning", "reasoning_text")
 
 
 def sniff(obj: Json, first: bool) -> int:
-    role = obj.get("role")
+    role = word(obj.get("role"))
     if role not in ROLES or "type" in obj or "kind" in obj:
         return 0
     if role in ("tool", "developer", "function") or "tool_call_id" in obj or "function_call" in obj:
@@ -60,11 +62,9 @@ def sniff(obj: Json, first: bool) -> int:
     calls = obj.get("tool_calls")
     if isinstance(calls, list) and calls:
         return 2 if isinstance(calls[0], dict) and ("function" in calls[0] or "custom" in calls[0]) else 0
-    content = obj.get("content")
-    if isinstance(content, list):
-        types = {b.get("type") for b in content if isinstance(b, dict)}
-        return 0 if types & {"tool_use", "tool_result", "thinking", "image"} else 1
-    return 1
+    types = block_types(obj.get("content"))
+    own = {"thinking", "image"} & types or any(t.endswith(("tool_use", "tool_result")) for t in types)
+    return 0 if own else 1
 
 
 def read(records: Records, options: ReadOptions) -> Session:
@@ -96,8 +96,10 @@ def _parts(obj: Json) -> Parts:
     role = ROLES.get(str(obj.get("role")))
     if role == "toolResult":
         name = obj.get("tool_call_id") or obj.get("name")
-        texts = texts_of(obj.get("content"))
-        return (ToolResult(name if isinstance(name, str) else None, texts, name=str(obj.get("name") or "")),)
+        content = obj.get("content")
+        images = sum(isinstance(p, Image) for p in _content(content))
+        name = name if isinstance(name, str) else None
+        return (ToolResult(name, texts_of(content), images, name=str(obj.get("name") or "")),)
     thinking = next((v for k in REASONING if isinstance(v := obj.get(k), str) and v), None)
     parts: list[Part] = [Thinking(thinking)] if thinking else []
     parts += _content(obj.get("content"))

@@ -36,6 +36,7 @@ from haocompact.formats.session import (
     Piece,
     ReadOptions,
     Session,
+    check_pairs,
     ends_in_torn_line,
     files_in_summary,
     format_time,
@@ -44,6 +45,8 @@ from haocompact.formats.session import (
     opaque,
     parse_time,
     texts_of,
+    warn_unknown,
+    word,
 )
 from haocompact.records import Record, Records, dump, splice
 
@@ -106,7 +109,7 @@ class Tree:
 def sniff(obj: Json, first: bool) -> int:
     if obj.get("type") == "session" and isinstance(obj.get("id"), str) and "payload" not in obj:
         return 2 if first else 1
-    if obj.get("type") in KINDS and (
+    if word(obj.get("type")) in KINDS and (
         "parentId" in obj or isinstance(obj.get("message"), dict) or "summary" in obj
     ):
         return 0 if "uuid" in obj or "sessionId" in obj else 1
@@ -133,6 +136,8 @@ def read(records: Records, options: ReadOptions) -> Session:
     _mark_withdrawn(records, entries, edits, session.messages)
     if options.repair:
         _mark_stale(tree, records, session.messages)
+    warn_unknown(session, [(e.index + 1, e.type) for e in tree.entries if e.type not in KINDS])
+    check_pairs(session)
     return session
 
 
@@ -161,7 +166,7 @@ def _header(index: int, obj: Any) -> Tree:
     if not isinstance(obj, dict) or obj.get("type") != "session" or not isinstance(obj.get("id"), str):
         raise TranscriptError("not a pi session: the first record is no session header", line=index + 1)
     version = obj.get("version")
-    return Tree(index, version if isinstance(version, int) else 1, [], [])
+    return Tree(index, max(version, 1) if isinstance(version, int) else 1, [], [])
 
 
 def _entry(index: int, obj: Any, version: int, previous: str | None) -> Entry:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from haocompact.compaction import (
     COMPACTION_SUMMARY,
@@ -155,13 +155,29 @@ def texts_of(content: object, *, block_types: Sequence[str] = ("text",)) -> tupl
     )
 
 
-def numbers(usage: Mapping[str, Any], *keys: str) -> int | float:
-    """Sum of the numbers under `keys`; a missing or non-numeric one counts nothing."""
-    values = (usage.get(k) for k in keys)
-    total = sum(
-        v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
+def word(value: object) -> str:
+    """A field that names a kind: its text, or "" for whatever else stands there."""
+    return value if isinstance(value, str) else ""
+
+
+def block_types(content: object) -> set[str]:
+    """The types of the blocks of a content list."""
+    return (
+        {word(b.get("type")) for b in content if isinstance(b, dict)} if isinstance(content, list) else set()
     )
-    return int(total) if total == int(total) else total
+
+
+def numbers(usage: Mapping[str, Any], *keys: str) -> int | float:
+    """Sum of the numbers under `keys`; a missing or impossible one (not finite, below 0) counts nothing."""
+    total = sum(v for k in keys if _is_count(v := usage.get(k)))
+    return (
+        int(total) if math.isfinite(total) and total == int(total) else total if math.isfinite(total) else 0
+    )
+
+
+def _is_count(value: object) -> TypeGuard[int | float]:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0  # type: ignore[arg-type, operator]
 
 
 def no_messages(records: Records, format_name: str) -> TranscriptError:
@@ -202,7 +218,8 @@ def parse_time(text: object) -> datetime | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return moment if 1970 < moment.year < 9998 else None  # room for time zones and added milliseconds
 
 
 def format_time(moment: datetime, *, milliseconds: int = 0) -> str:
@@ -256,8 +273,13 @@ class Listing:
 
 
 def read_list(name: str, records: Records, message_of: Callable[[Record], Message | None],
-              parts: Callable[[Json], Parts], options: ReadOptions) -> Session:  # fmt: skip
-    """One message a line in file order; leading system lines and headers are no part of the conversation."""
+              parts: Callable[[Json], Parts], options: ReadOptions, *,
+              native_summary: bool = False) -> Session:  # fmt: skip
+    """One message a line in file order; leading system lines and headers are no part of the conversation.
+
+    Without a summary record of the format's own, only the first message may be one; later, its text is a quote.
+    """
+    unknown: list[tuple[int, str]] = []
     session = Session(name, records, [], state=Listing())
     listing: Listing = session.state
     for index, record in enumerate(records):
@@ -266,15 +288,30 @@ def read_list(name: str, records: Records, message_of: Callable[[Record], Messag
         if message is None or (message.role == "system" and not session.messages):
             if record.dict and not session.messages:
                 listing.head.append(index)
+            if message is None and record.dict:
+                unknown.append((record.number, word(record.dict.get("role")) or "no role"))
             continue
         if message.kind != COMPACTION_SUMMARY or session.messages:
             message.parts = lazily(records, index, parts)
+            message.kind = message.kind if native_summary or message.kind != COMPACTION_SUMMARY else ""
         session.messages.append(message)
     if not session.messages:
         raise no_messages(records, name)
     if options.repair:
         _mark_kept_usage(session.messages)
+    warn_unknown(session, unknown)
+    check_pairs(session)
     return session
+
+
+def warn_unknown(session: Session, records: Sequence[tuple[int, str]]) -> None:
+    """One warning for all (line, kind) that the format does not know."""
+    if records:
+        kinds = ", ".join(sorted({kind[:40] for _, kind in records})[:5])
+        lines = ", ".join(str(line) for line, _ in records[:8]) + (", ..." if len(records) > 8 else "")
+        session.warn(
+            records[0][0], f"{len(records)} records of unknown kind ({kinds}), not read: lines {lines}"
+        )
 
 
 def _mark_kept_usage(messages: Sequence[Message]) -> None:
@@ -302,11 +339,17 @@ def rebuild_list(session: Session, plan: CompactionPreparation, kept: Sequence[i
 
 
 # ------------------------------------------------------------------------------ calls and results
+PAIRS_CHECKED = 5000
+
+
 def check_pairs(session: Session) -> None:
     """Warn about calls without result, results without call, second results and unreadable arguments.
 
-    A result answers the nearest earlier open call of its id (ids may return in every turn).
+    A result answers the nearest earlier open call of its id (ids may return in every turn). A session of
+    more than 5,000 messages is not checked: that would parse all of it.
     """
+    if len(session.messages) > PAIRS_CHECKED:
+        return
     open_calls: dict[str, int] = {}
     answered: dict[str, int] = {}
     doubled: set[str] = set()
