@@ -332,7 +332,8 @@ def segment_of(messages: Sequence[Message], settings: CompactionSettings) -> Seg
 
     A turn begins at a message of a user's (R11: also a shell command's, ...). A first message that is a
     summary is neither counted nor hidden here. The tail is the last `settings.tail_keep` messages and
-    whatever must not be parted from them.
+    whatever must not be parted from them, from the start of a turn on (R10): a tail that began inside a turn
+    would count as part of the first one the next time.
     """
     head = 1 if messages and messages[0].kind == COMPACTION_SUMMARY else 0
     if len(messages) == head:
@@ -343,7 +344,8 @@ def segment_of(messages: Sequence[Message], settings: CompactionSettings) -> Seg
     turns = [i for i in range(head, len(messages)) if messages[i].role in roles and not messages[i].hidden]
     if len(turns) < 2:
         return _no_segment(messages, settings, "segment_one_turn")
-    end = joined_start(messages, len(messages) - settings.tail_keep, turns[0])
+    latest = joined_start(messages, len(messages) - settings.tail_keep, turns[0])
+    end = max((i for i in turns if i <= latest and joined_start(messages, i, turns[0]) == i), default=0)
     start = next((i for i in turns[1:] if joined_start(messages, i, turns[0]) == i), len(messages))
     if start >= end or all(m.hidden for m in messages[start:end]):
         return _no_segment(messages, settings, "segment_empty")

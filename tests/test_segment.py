@@ -368,11 +368,11 @@ def talk(roles):
     ("roles", "tail", "expected"),
     [
         ("uauauaua", 2, (2, 6)),  # the first turn and the last two stay
-        ("uauauaua", 1, (2, 7)),
-        ("uacruauau", 4, (4, 5)),
-        ("uaucrcrua", 3, (2, 5)),  # the tail would begin with a result: its call stays with it
+        ("uauauaua", 1, (2, 6)),  # the tail begins with a turn
+        ("uacruauau", 3, (4, 6)),
+        ("uaucrcrua", 2, (2, 7)),
         ("suauauaua", 2, (3, 7)),  # a summary in front is neither counted nor hidden
-        ("uabacra", 1, (2, 6)),  # a shell command begins a turn
+        ("uabacrua", 1, (2, 6)),  # a shell command begins a turn
     ],
 )
 def test_segment_of(roles, tail, expected):

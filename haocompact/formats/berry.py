@@ -387,7 +387,11 @@ def messages_of(records: Sequence[Record]) -> list[Message]:
     """The messages that a series of events holds together, ranges among them applied."""
     known = [_event(i, record.dict) for i, record in enumerate(records) if _is_event(record.dict)]
     visible = (e for e, gone in zip(known, _hidden(known), strict=True) if not gone)
-    return [Projected(records, group) for group in fold(visible)]
+    messages: list[Message] = [Projected(records, group) for group in fold(visible)]
+    for message in messages:
+        if _is_summary(message):
+            message.kind = COMPACTION_SUMMARY
+    return messages
 
 
 # .................................................................................. after the fold
