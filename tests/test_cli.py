@@ -1274,3 +1274,55 @@ def test_mixed_formats_are_refused_with_the_way_out(run):
     found = run("compact", "s.jsonl", *KEEP)
     assert found.code == 4
     assert "--format" in found.err
+
+
+# ------------------------------------------------------------------------------ segment strategy
+SEGMENT = ("--strategy", "segment", "--tail-keep", "2", "--estimator", "chars")
+
+
+def test_cooldown_goes_by_the_archives_record(run):
+    put("s.jsonl")
+    words = (
+        "compact",
+        "s.jsonl",
+        "-o",
+        "o.jsonl",
+        "--json",
+        "--archive",
+        "a.db",
+        *KEEP,
+        "--if-needed",
+        "--window",
+        "17000",
+    )
+    (first,) = run(*words, "--cooldown", "600").json
+    (second,) = run(*words, "--cooldown", "600").json
+    (third,) = run(*words).json
+    assert [r["result"] for r in (first, second, third)] == ["ok", "none", "ok"]
+    assert second["branch"] == "cooldown"
+    assert Path("o.jsonl").read_bytes() != CHAT  # the third run wrote again
+
+
+def test_segment_is_triggered_at_half_the_window(run):
+    put("s.jsonl")
+    (planned,) = run("plan", "s.jsonl", "--json", *SEGMENT).json
+    tokens = planned["tokens_before"]
+    for window, needed in ((2 * tokens, True), (2 * tokens + 2, False)):
+        (found,) = run("plan", "s.jsonl", "--json", "--window", window, *SEGMENT).json
+        assert found["should_compact"] is needed
+
+
+def test_a_range_inside_the_planned_one(run):
+    put("s.jsonl")
+    (whole,) = run("plan", "s.jsonl", "--json", *SEGMENT).json
+    removed = [row["line"] for row in whole["rows"] if row["place"] == "summarise"]
+    assert len(removed) >= 4
+    inner = f"{removed[2]}..{removed[-1]}"
+    (found,) = run(
+        "compact", "s.jsonl", "--json", "-o", "o.jsonl", "--range", inner, "--allow-growth", *SEGMENT
+    ).json
+    assert (found["result"], found["summarize"]) == ("ok", len(removed) - 2)
+    outside = run("compact", "s.jsonl", "-o", "p.jsonl", "--range", f"1..{removed[-1]}", *SEGMENT)
+    assert (outside.code, os.path.exists("p.jsonl")) == (2, False)
+    assert "is not inside the planned range" in outside.err
+    assert run("compact", "s.jsonl", "-o", "p.jsonl", "--range", inner, *KEEP).code == 2
