@@ -758,7 +758,7 @@ def main() -> NoReturn:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         _refuse_doubled(sys.argv[1:])
-        code = app(standalone_mode=False) or 0
+        code = app(standalone_mode=False, prog_name="haocompact") or 0
         sys.stdout.flush()
     except HaoError as error:
         print(_error_line(error), file=sys.stderr)
