@@ -495,6 +495,8 @@ def _settings_file(context: typer.Context) -> dict[str, Any]:
     for key in table:
         if key not in known:
             raise UsageError(f"{path}: unknown key {key!r}{_nearest(key, known)}")
+        if isinstance(table[key], (list, dict)):
+            raise UsageError(f"{path}: Invalid value for '--{key}': {table[key]!r}")
     return {name: {names[k]: v for k, v in table.items() if k in names} for name, names in commands.items()}
 
 
