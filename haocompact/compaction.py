@@ -141,6 +141,11 @@ class Message:
     def parts(self, parts: Parts | Callable[[], Parts]) -> None:
         self._parts, self._tokens = parts, None
 
+    def mentions(self, words: Iterable[bytes]) -> bool:
+        """Whether its record holds one of these; without a record of its own it may. Cheaper than `parts`."""
+        found = getattr(self._parts, "mentions", None)
+        return found is None or found(words)
+
     @property
     def told(self) -> bool:
         """Whether it is part of the conversation that a summary retells (not hidden, not prompt state)."""
@@ -589,10 +594,12 @@ def file_operations(summary: Message | None, removed: Iterable[Message],
         file_ops = FileOperations(
             set(summary.files.read), set(summary.files.written), set(summary.files.edited)
         )
+    names = [f'"{name}"'.encode() for name, _ in settings.file_tools]
     for message in removed:
         if message.told:
-            extract_file_ops_from_message(message, file_ops, settings.file_tools, settings.file_keys,
-                                          repair=settings.repair)  # fmt: skip
+            if message.mentions(names):
+                extract_file_ops_from_message(message, file_ops, settings.file_tools, settings.file_keys,
+                                              repair=settings.repair)  # fmt: skip
             if settings.repair and message.files is not None:  # the client's own file tools
                 file_ops.read |= message.files.read
                 file_ops.written |= message.files.written

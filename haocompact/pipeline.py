@@ -411,10 +411,11 @@ def _no_gain(outcome: CompactionPreparation, text: str, settings: CompactionSett
     """A result that does not shrink the context is no result."""
     if request.allow_growth or not settings.repair:
         return None
-    before = sum(m.tokens(settings.estimator) for m in outcome.removed) + _text_tokens(
-        outcome.previous_summary or "", settings
-    )
-    after = _text_tokens(text, settings)
+    after, before = _text_tokens(text, settings), _text_tokens(outcome.previous_summary or "", settings)
+    for message in outcome.removed:
+        if after < before:
+            return None
+        before += message.tokens(settings.estimator)
     if after < before:
         return None
     return NoCompaction(

@@ -68,13 +68,12 @@ class Record:
         return _parse_exact(self.body.strip(b"\0" + _SPACE)) if self.obj is not None else None
 
     def _parse(self) -> Any:
-        body = self.body
-        if not body:
-            return None
-        try:
-            return orjson.loads(body)
-        except orjson.JSONDecodeError as error:
-            return self._parse_slowly(body, str(error))
+        for text in (self.raw, self.body):  # the second without a byte order mark
+            try:
+                return orjson.loads(text)
+            except orjson.JSONDecodeError as error:
+                why = str(error)
+        return self._parse_slowly(self.body, why) if self.body else None
 
     def _parse_slowly(self, body: bytes, why: str) -> Any:
         """What the fast parser refuses though it is JSON: lone surrogates, 1e400, NULs around, bad UTF-8."""
@@ -109,10 +108,12 @@ class FileBytes:
         start, end, _ = span.indices(self._size)
         if end <= start:
             return b""
-        if start < self._start or end > self._start + len(self._window):
+        first = start - self._start
+        if first < 0 or end - self._start > len(self._window):
             self._start = start - start % self.WINDOW  # whole blocks, so that walking backwards hits them too
             self._window = self._read(self._start, max(end - self._start, self.WINDOW))
-        return self._window[start - self._start : end - self._start]
+            first = start - self._start
+        return self._window[first : first + end - start]
 
     def chunks(self) -> Iterator[bytes]:
         """The whole file in pieces of the window's size."""
@@ -172,7 +173,10 @@ class Records(Sequence[Record]):
         return Record(index + 1, self.raw(index))
 
     def __iter__(self) -> Iterator[Record]:
-        return (self[i] for i in range(len(self)))
+        start, data = 0, self.data
+        for number, end in enumerate(self._ends, 1):
+            yield Record(number, data[start:end])
+            start = end
 
     def raw(self, index: int) -> bytes:
         """The bytes of line `index` (0-based), terminator included."""

@@ -45,13 +45,13 @@ from haocompact.errors import TranscriptError
 from haocompact.formats.session import (
     Checkpoint,
     Json,
+    LazyParts,
     Piece,
     ReadOptions,
     Session,
     ends_in_torn_line,
     files_in_summary,
     format_time,
-    lazily,
     no_messages,
     numbers,
     opaque,
@@ -499,7 +499,7 @@ def _messages(records: Records, context: Sequence[Node]) -> list[Message]:
 
 
 def _message(records: Records, node: Node, group: object, measured: bool) -> Message:
-    parts = lazily(records, node.index, _parts)
+    parts = LazyParts(records, node.index, _parts)
     message = Message(node.role, parts, line=node.index + 1, id=node.uuid, group=group)
     if node.summary:
         message.kind, message.files = COMPACTION_SUMMARY, files_in_summary(message.text)

@@ -36,13 +36,13 @@ from haocompact.errors import TranscriptError
 from haocompact.formats.session import (
     Checkpoint,
     Json,
+    LazyParts,
     Piece,
     ReadOptions,
     Session,
     ends_in_torn_line,
     files_in_summary,
     format_time,
-    lazily,
     no_messages,
     numbers,
     opaque,
@@ -376,7 +376,7 @@ def _item_line(session: Session, record: Record, stamp: str) -> str:
     if fate == UNREAD:
         session.warn(record.number, f"not a {payload.get('type')} item that the client can read: no message")
     if fate in (MESSAGE, NOTE, SEALED):
-        parts = lazily(session.records, index, _line_parts)
+        parts = LazyParts(session.records, index, _line_parts)
         session.state.steps.append(_item(payload, index, -1, fate, stamp, parts))
         _warn_arguments(session, record.number, payload)
     return fate

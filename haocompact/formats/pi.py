@@ -33,6 +33,7 @@ from haocompact.errors import TranscriptError
 from haocompact.formats.session import (
     Checkpoint,
     Json,
+    LazyParts,
     Piece,
     ReadOptions,
     Session,
@@ -40,7 +41,6 @@ from haocompact.formats.session import (
     ends_in_torn_line,
     files_in_summary,
     format_time,
-    lazily,
     numbers,
     opaque,
     parse_time,
@@ -281,7 +281,7 @@ def _message(records: Records, tree: Tree, entry: Entry, edit: Json | None) -> M
     if message is None:
         return None
     message.id = entry.id
-    message.parts = lazily(records, entry.index, _parts)
+    message.parts = LazyParts(records, entry.index, _parts)
     if edit is not None:
         _apply_edit(message, edit)
     if message.role == "system":

@@ -121,17 +121,24 @@ def opaque(records: Iterable[Record]) -> Iterator[Warned]:
             yield Warned(record.number, "not a JSON object: kept as it is, not read", opaque=True)
 
 
-def lazily(records: Records, index: int, parse: Callable[[Json], Parts]) -> Callable[[], Parts]:
+@dataclass(frozen=True, slots=True)
+class LazyParts:
     """Parts of record `index`, parsed when they are asked for; integers in arguments keep every digit."""
 
-    def load() -> Parts:
-        record = records[index]
-        parts = parse(record.dict)
+    records: Records
+    index: int
+    parse: Callable[[Json], Parts]
+
+    def __call__(self) -> Parts:
+        record = self.records[self.index]
+        parts = self.parse(record.dict)
         if any(isinstance(p, ToolCall) and _has_huge_number(p.arguments) for p in parts):
-            parts = parse(record.exact())
+            parts = self.parse(record.exact())
         return parts
 
-    return load
+    def mentions(self, words: Iterable[bytes]) -> bool:
+        raw = self.records.raw(self.index)
+        return any(word in raw for word in words)
 
 
 def _has_huge_number(value: object) -> bool:
@@ -292,7 +299,7 @@ def read_list(name: str, records: Records, message_of: Callable[[Record], Messag
                 unknown.append((record.number, word(record.dict.get("role")) or "no role"))
             continue
         if message.kind != COMPACTION_SUMMARY or session.messages:
-            message.parts = lazily(records, index, parts)
+            message.parts = LazyParts(records, index, parts)
             message.kind = message.kind if native_summary or message.kind != COMPACTION_SUMMARY else ""
         session.messages.append(message)
     if not session.messages:
