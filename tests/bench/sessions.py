@@ -45,6 +45,7 @@ class Maker:
         self.random = random.Random(seed)
         self.size = size
         self.at = 0
+        self.count = 0
         self.prose = self._pool(lambda: " ".join(self.random.choices(WORDS, k=12)).capitalize() + ". ")
         self.code = self._pool(self._code_line)
         self.image = base64.b64encode(self.random.randbytes(300_000)).decode()
@@ -68,6 +69,11 @@ class Maker:
 
     def id(self, digits: int = 8) -> str:
         return f"{self.random.getrandbits(4 * digits):0{digits}x}"
+
+    def next_id(self) -> str:
+        """Eight digits that never return."""
+        self.count += 1
+        return f"{self.count * 0x9E3779B1 % (1 << 32):08x}"
 
     def uuid(self) -> str:
         return "-".join(map(self.id, (8, 4, 4, 4, 12)))
@@ -113,7 +119,7 @@ def pi(make: Maker) -> Iterator[Json]:
         nonlocal parent
         line = {
             "type": "message",
-            "id": make.id(),
+            "id": make.next_id(),
             "parentId": parent,
             "timestamp": make.stamp(),
             "message": message,
