@@ -1,6 +1,7 @@
 # make run    compact a sample from end to end: plan, compact, summary, and the original back
 # make test   all tests                make lint    style and types
 # make check  lint and test            make readme  refresh the generated parts of README.md
+# make bench  speed and memory against parsing alone (BENCH="--sizes 10 --runs 1" for a quick look)
 # Everything happens in .venv; PYTHON names another interpreter (3.11 or newer).
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ MOVED := moved
 endif
 
 .DEFAULT_GOAL := run
-.PHONY: run test lint check readme clean moved
+.PHONY: run test lint check readme bench clean moved
 
 run: $(VENV)/installed
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
@@ -46,6 +47,9 @@ lint: $(VENV)/tested
 
 check: lint test
 
+bench: $(VENV)/installed
+	@$(BIN)/python tests/bench/speed.py $(BENCH)
+
 readme: $(VENV)/installed
 	@$(BIN)/python tests/readme.py
 
@@ -59,6 +63,7 @@ $(VENV)/installed: pyproject.toml $(MOVED)
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) install --upgrade 'pip>=25.1'
 	@$(PIP) install --editable .
+	@$(BIN)/python -m compileall -q haocompact  # as an installed package has it, whatever the environment says
 	@printf %s '$(CURDIR)' > $(VENV)/place
 	@touch $@
 
