@@ -77,7 +77,7 @@ def pictures(content):
 def pi(data):
     entries = _pi_entries(data)
     path = _pi_path(entries)
-    return [atom for entry in _pi_projected(path) for atom in _pi_atoms(entry)]
+    return [atom for entry in _pi_projected(path) for atom in pi_atoms(entry)]
 
 
 def _pi_entries(data):
@@ -129,7 +129,7 @@ def _pi_projected(path):
             yield entry | ({inner: entry[inner] | {"content": content}} if inner else {"content": content})
 
 
-def _pi_atoms(entry):
+def pi_atoms(entry):
     kind, message = entry.get("type"), entry.get("message")
     if kind == "compaction":
         yield ("summary", entry.get("summary"))
@@ -138,10 +138,10 @@ def _pi_atoms(entry):
     elif kind == "custom_message":
         yield from spoken("user", entry.get("content"))
     elif kind == "message" and isinstance(message, dict):
-        yield from _pi_message(message)
+        yield from pi_message(message)
 
 
-def _pi_message(message):
+def pi_message(message):
     role, content = message.get("role"), message.get("content")
     if role in ("user", "custom", "hookMessage"):
         yield from spoken("user", content)
@@ -170,7 +170,7 @@ def claude(data):
     lines = [o for o in objects(data) if o.get("type") in CHAIN and isinstance(o.get("uuid"), str)]
     lines = _relinked(list({o["uuid"]: o for o in lines}.values()), lines)
     chain = _walk(lines, _last_leaf(lines))
-    return _claude_atoms(_parallels(lines, chain))
+    return claude_atoms(_parallels(lines, chain))
 
 
 def claude_old(data):
@@ -179,7 +179,7 @@ def claude_old(data):
     own = [o for o in lines if o["type"] in ("user", "assistant") and not o.get("isSidechain")]
     if not own:
         raise Unreadable("no message")
-    return _claude_atoms(_walk(lines, max(own, key=lambda o: str(o.get("timestamp")))))
+    return claude_atoms(_walk(lines, max(own, key=lambda o: str(o.get("timestamp")))))
 
 
 def _last_leaf(lines):
@@ -295,7 +295,7 @@ def _same_writer(a, b):
     return all(a.get(k) == b.get(k) for k in ("isSidechain", "agentId"))
 
 
-def _claude_atoms(chain):
+def claude_atoms(chain):
     """In the order of the chain; a client sends a response's lines as one message, the results behind it."""
     return [atom for line in chain if _is_sent(line) for atom in _claude_line(line)]
 
@@ -348,7 +348,7 @@ def codex(data):
     history = []
     for line in lines:
         history = _codex_step(history, line.get("type"), line["payload"])
-    return [atom for item in history for atom in _codex_atoms(item)]
+    return [atom for item in history for atom in codex_atoms(item)]
 
 
 def _codex_step(history, kind, payload):
@@ -388,7 +388,7 @@ def _is_context(item):
     return plain(item.get("content")).lstrip().startswith(CONTEXT_STARTS)
 
 
-def _codex_atoms(item):
+def codex_atoms(item):
     kind, role = item.get("type"), item.get("role")
     if kind == "message" and role == "user" and _is_summary(item):
         text = plain(item["content"])
@@ -414,10 +414,10 @@ def berry(data):
         op = event.get("surfaceOp")
         if isinstance(op, dict):
             hidden |= set(range(op["start"], op["end"] + 1))
-    return [a for e in events if e.get("seq") not in hidden for a in _berry_atoms(e)]
+    return [a for e in events if e.get("seq") not in hidden for a in berry_atoms(e)]
 
 
-def _berry_atoms(event):
+def berry_atoms(event):
     data = event.get("data") or {}
     kind = event.get("type")
     if kind == "user/message" and data.get("source") == "compaction":
