@@ -2,12 +2,14 @@
 # make test   all tests                make lint    style and types
 # make check  lint and test            make readme  refresh the generated parts of README.md
 # make bench  speed and memory against parsing alone (BENCH="--sizes 10 --runs 1" for a quick look)
+# make test-clients  the clients' own readers, and whole clients, on what haocompact writes (installs 2.6 GB)
 # Everything happens in .venv; PYTHON names another interpreter (3.11 or newer).
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+CLIENTS ?= .clients
 SAMPLE := samples/pi/weather-station.jsonl
 HAOCOMPACT := $(BIN)/python -m haocompact
 
@@ -17,7 +19,7 @@ MOVED := moved
 endif
 
 .DEFAULT_GOAL := run
-.PHONY: run test lint check readme bench clean moved
+.PHONY: run test test-clients lint check readme bench clean moved
 
 run: $(VENV)/installed
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
@@ -39,6 +41,10 @@ run: $(VENV)/installed
 
 test: $(VENV)/tested
 	@$(BIN)/python -m pytest -n auto
+
+test-clients: $(VENV)/tested
+	@$(BIN)/python tests/clients/install.py $(CLIENTS)
+	@HAOCOMPACT_CLIENTS='$(abspath $(CLIENTS))' $(BIN)/python -m pytest tests/clients -rs --durations=0
 
 lint: $(VENV)/tested
 	@$(BIN)/python -m ruff check .

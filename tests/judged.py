@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 from conftest import CORPUS, ROOT, transcripts
 
@@ -105,7 +106,7 @@ def clean(atoms):
 
 
 def difference(ours, theirs):
-    """"" when equal (a summary may stand in a client's frame), else where they part first."""
+    """ "" when equal (a summary may stand in a client's frame), else where they part first."""
     ours, theirs = clean(ours), clean(theirs)
     for index in range(max(len(ours), len(theirs))):
         a = ours[index] if index < len(ours) else None
@@ -164,13 +165,11 @@ def compacted(path, keep, way, folder):
 
 
 def run(*words):
-    """Exit code of one command, in this process."""
-    before, sys.argv = sys.argv, ["haocompact", *words]
-    os.environ["HAOCOMPACT_CONFIG"] = os.devnull
-    try:
-        cli.main()
-    except SystemExit as end:
-        return end.code or 0
-    finally:
-        sys.argv = before
+    """Exit code of one command, in this process; nobody's settings count."""
+    quiet = mock.patch.dict(os.environ, HAOCOMPACT_CONFIG=os.devnull)
+    with quiet, mock.patch.object(sys, "argv", ["haocompact", *words]):
+        try:
+            cli.main()
+        except SystemExit as end:
+            return end.code or 0
     return 0

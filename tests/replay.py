@@ -283,7 +283,7 @@ def _parallels(lines, chain):
         uuids = {o["uuid"] for o in members}
         results = [o for o in lines if _results(o) and (
             o.get("parentUuid") in uuids or o.get("sourceToolAssistantUUID") in uuids
-            or any(owners.get(i) == {own} for i in _results(o)) and _same_writer(o, link))]  # fmt: skip
+            or (any(owners.get(i) == {own} for i in _results(o)) and _same_writer(o, link)))]  # fmt: skip
         for group in (members, results):
             more = [o for o in group if o["uuid"] not in on_chain]
             on_chain |= {o["uuid"] for o in more}
@@ -368,7 +368,9 @@ def _codex_step(history, kind, payload):
     if kind == "event_msg" and payload.get("type") == "thread_rolled_back":
         starts = [n for n, item in enumerate(history) if _is_speech(item)]
         count = payload.get("num_turns") or 0
-        return history[: starts[-count] if count <= len(starts) else starts[0]] if count and starts else history
+        return (
+            history[: starts[-count] if count <= len(starts) else starts[0]] if count and starts else history
+        )
     return [*history, payload] if kind == "response_item" else history
 
 
@@ -383,7 +385,7 @@ def _is_speech(item):
 
 def _is_context(item):
     kinds = (item.get("internal_chat_message_metadata_passthrough") or {}).get("content_item_kinds")
-    if kinds:
+    if kinds and any(k != "unknown" for k in kinds):  # the client's word for what an older one wrote
         return not any(k in ("user.text", "user.image", "compaction.summary") for k in kinds)
     return plain(item.get("content")).lstrip().startswith(CONTEXT_STARTS)
 

@@ -42,7 +42,16 @@ def install(folder: Path, command: list[str], packages: list[str]) -> bool:
 
 
 def main(root: Path) -> int:
-    npm = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error", "--prefix", "."]
+    npm = [
+        "npm",
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--no-package-lock",
+        "--loglevel=error",
+        "--prefix",
+        ".",
+    ]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--target", "."]
     done = [install(root / name, npm, packages) for name, packages in NPM.items()]
     done += [install(root / name, pip, packages) for name, packages in PYPI.items()]

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,33 @@ def report(found):
     wrong = {key: difference for key, difference in found.items() if difference}
     lines = "\n".join(f"{key}: {difference}" for key, difference in wrong.items())
     assert not wrong, f"{len(wrong)} of {len(found)} differ\n{lines}"
+
+
+def resumed(client, binary, files, folder):
+    """Name -> what the harness found when the whole client resumed that file, and `input`: what its model got."""
+    folder.mkdir()
+    harness = folder / "harness"
+    shutil.copytree(HARNESS / client, harness, ignore=shutil.ignore_patterns("ground"))
+    for place in (harness, *harness.rglob("*")):
+        place.chmod(0o755 if place.is_dir() else 0o644)
+    names = copies(files, folder / "files")
+    out = folder / "out.json"
+    command = [sys.executable, Path(__file__).parent / "drive.py", client, harness, out, *names]
+    variable = {"codex": "CODEX_BIN", "claude": "CLAUDE_BIN"}[client]
+    done = subprocess.run(command, env={**os.environ, variable: str(binary)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {names[path]: found for path, found in json.loads(out.read_text()).items()}
+
+
+def has_gap(data):
+    """Whether a parent is missing for Claude's readers, who read past no byte order mark or NUL, or a uuid repeated."""
+    uuids, parents = [], []
+    for line in data.split(b"\n"):
+        try:
+            obj = json.loads(line.decode("utf-8", "replace").strip())
+        except ValueError:
+            continue
+        if isinstance(obj, dict) and isinstance(obj.get("uuid"), str):
+            uuids.append(obj["uuid"])
+            parents.append(obj.get("parentUuid"))
+    return len(set(uuids)) < len(uuids) or not {p for p in parents if p} <= set(uuids)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from installed import FOLDER, copies, needs, outcomes, report
+from installed import FOLDER, copies, has_gap, needs, outcomes, report
 from judged import data_of, of_format
 from replay import SYNTHETIC, objects
 
@@ -39,20 +39,6 @@ def shown(session, messages):
     """Uuids of our messages that the SDK shows as well."""
     lines = [(m.id, session.records[m.line - 1].dict) for m in messages]
     return [id for id, line in lines if line["type"] in ("user", "assistant") and not line.get("isMeta")]
-
-
-def has_gap(data):
-    """Whether a parent is missing for the SDK (which reads past no byte order mark or NUL), or a uuid repeated."""
-    uuids, parents = [], []
-    for line in data.split(b"\n"):
-        try:
-            obj = json.loads(line.decode("utf-8", "replace").strip())
-        except ValueError:
-            continue
-        if isinstance(obj, dict) and isinstance(obj.get("uuid"), str):
-            uuids.append(obj["uuid"])
-            parents.append(obj.get("parentUuid"))
-    return len(set(uuids)) < len(uuids) or not {p for p in parents if p} <= set(uuids)
 
 
 def preserved(data):
