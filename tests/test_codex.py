@@ -138,7 +138,9 @@ def same(a: Sequence[Message], b: Sequence[Message]) -> bool:
 # ------------------------------------------------- the client's resume, written from its description
 SENT = {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "compaction",
         "custom_tool_call_output", "local_shell_call", "tool_search_call", "tool_search_output",
-        "web_search_call", "image_generation_call", "agent_message"}  # fmt: skip
+        "web_search_call", "image_generation_call", "agent_message", "compaction_summary",
+        "context_compaction"}  # fmt: skip
+SEALED = {"compaction", "compaction_summary", "context_compaction"}
 
 
 def resume(data: bytes) -> list[dict[str, Any]]:
@@ -157,6 +159,8 @@ def resume(data: bytes) -> list[dict[str, Any]]:
         payload = entry["payload"]
         if entry["type"] == "response_item" and payload["type"] in SENT:
             history.append(payload)
+        if entry["type"] == "inter_agent_communication":
+            history.append(agent_message(payload))
         if payload.get("type") == "thread_rolled_back":
             opening = [i for i, item in enumerate(history) if _speech(item)]
             del history[opening[-payload["num_turns"] :][0] :]
@@ -164,8 +168,19 @@ def resume(data: bytes) -> list[dict[str, Any]]:
             not _context(item)]  # fmt: skip
 
 
+def agent_message(payload: dict[str, Any]) -> dict[str, Any]:
+    """What the client makes of a message between agents."""
+    content = [{"type": "input_text", "text": payload["content"]}]
+    names = {"author": payload["author"], "recipient": payload["recipient"]}
+    return {"type": "agent_message", **names, "content": content}
+
+
 def _text(item: dict[str, Any]) -> str:
     return "".join(block.get("text", "") for block in item["content"])
+
+
+def _aborted(item: dict[str, Any]) -> bool:
+    return item["type"] == "message" and "<turn_aborted>" in _text(item)
 
 
 def _context(item: dict[str, Any]) -> bool:
@@ -182,7 +197,10 @@ def _speech(item: dict[str, Any]) -> bool:
 
 def source(session: Session, message: Message) -> dict[str, Any]:
     """The item that a message was read from."""
-    payload = session.records[message.line - 1].dict["payload"]
+    line = session.records[message.line - 1].dict
+    payload = line["payload"]
+    if line["type"] == "inter_agent_communication":
+        return agent_message(payload)
     if "replacement_history" in payload:
         return dict(payload["replacement_history"][int(str(message.id).rpartition(".")[2]) - 1])
     return dict(payload)
@@ -216,9 +234,9 @@ def check_result(session: Session, plan: CompactionPreparation, result: bytes) -
     assert again.messages[0].files.edited == {"src/ü.py"}
     assert same(again.messages[1:], plan.retained_tail)
     assert isinstance(prepare_compaction(again.messages, plan.settings), NoCompaction)
-    history = [item for item in resume(result) if item["type"] != "compaction"]
+    history = [item for item in resume(result) if item["type"] not in SEALED]
     assert _text(history[0]) == f"{codex.SUMMARY_PREFIX}\n{SUMMARY}"
-    kept = [item for item in history[1:] if item["type"] != "message" or "<turn_aborted>" not in _text(item)]
+    kept = [item for item in history[1:] if not _aborted(item)]
     assert kept == [source(session, m) for m in plan.retained_tail]
     assert orphans(history) <= orphans(resume(bytes(session.records.data)))
     last = json.loads(result.splitlines()[-1])
@@ -229,7 +247,7 @@ def check_result(session: Session, plan: CompactionPreparation, result: bytes) -
 @pytest.mark.parametrize("path", named(SESSIONS))
 def test_reader_agrees_with_the_client(path: Path) -> None:
     session = load(path.read_bytes())
-    history = [i for i in resume(path.read_bytes()) if i["type"] != "compaction"]
+    history = [i for i in resume(path.read_bytes()) if i["type"] not in SEALED and not _aborted(i)]
     told = [m for m in session.messages if m.kind != "compaction_summary"]
     items = [source(session, m) for m in told]
     assert items == [i for i in history if i in items]

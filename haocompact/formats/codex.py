@@ -48,6 +48,7 @@ from haocompact.formats.session import (
     opaque,
     parse_time,
     texts_of,
+    warn_unknown,
 )
 from haocompact.jsjson import stringify
 from haocompact.records import BOM, Record, Records, clean, dump, elements, splice, value_span
@@ -257,11 +258,15 @@ def read(records: Records, options: ReadOptions) -> Session:
     """The history that the client would send to its model. Raises TranscriptError."""
     session = Session(NAME, records, [], state=State(repair=options.repair))
     state: State = session.state
+    unknown: list[tuple[int, str]] = []
     for record in records:
         state.fates.append(_line(session, record))
         if not record.dict or record.note:
             _warn_unread(session, record)
+        elif (kind := kind_of(record.dict)) not in KINDS:
+            unknown.append((record.number, kind))
     _refuse(session)
+    warn_unknown(session, unknown)
     _replay(session)
     _group(state.items)
     _list_messages(session)
@@ -387,8 +392,10 @@ def _as_item(obj: Json) -> Json:
     payload: Json = obj["payload"]
     if obj.get("type") == "response_item":
         return payload
+    names = {k: v for k in ("author", "recipient") if isinstance(v := payload.get(k), str)}
     texts = texts_of(payload.get("content"), block_types=("input_text", "text"))
-    return {"type": "agent_message", "content": [{"type": "input_text", "text": text} for text in texts]}
+    content = [{"type": "input_text", "text": text} for text in texts]
+    return {"type": "agent_message", **names, "content": content}
 
 
 def _fate(payload: Json) -> str:
@@ -907,7 +914,9 @@ def _item_bytes(records: Records, items: Sequence[Item]) -> Iterator[bytes]:
 def _payload_bytes(record: Record) -> bytes:
     """The payload's own bytes; a message between agents as the input that the client makes of it."""
     if record.dict.get("type") != "response_item":
-        return dump({"type": "message", "role": "user", "content": _as_item(record.dict)["content"]})
+        item = _as_item(record.dict)
+        named = "author" in item and "recipient" in item
+        return dump(item if named else {"type": "message", "role": "user", "content": item["content"]})
     start, end = value_span(record.raw, ("payload",)) or (0, 0)
     return record.raw[start:end]
 
