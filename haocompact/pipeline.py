@@ -230,6 +230,7 @@ def figures(planned: Planned) -> dict[str, Any]:
         "modified_files": edits,
         "ends": session.ends,
         "opaque_lines": session.opaque_lines,
+        "unknown_kinds": dict(session.unknown),
         "warnings": [{"line": w.line or None, "text": w.text} for w in session.warnings],
     }
 

@@ -76,7 +76,7 @@ def pictures(content):
 # -------------------------------------------------------------------------------------------- pi
 def pi(data):
     entries = _pi_entries(data)
-    path = _pi_path(entries)
+    path = pi_path(entries)
     return [atom for entry in _pi_projected(path) for atom in pi_atoms(entry)]
 
 
@@ -97,7 +97,7 @@ def _pi_entries(data):
     return [e for e in entries if e.get("type") != "session"]
 
 
-def _pi_path(entries):
+def pi_path(entries):
     """From the root to the leaf: the last entry, or what a last `leaf` entry of a harness points to."""
     by_id = {e.get("id"): e for e in entries}
     leaf = entries[-1] if entries else None
@@ -335,7 +335,7 @@ CONTEXT_STARTS = ("# AGENTS.md instructions", "<environment_context>", "<user_in
                   "<skills_instructions>", "<subagent_notification>", "<permissions instructions>",
                   "<turn_aborted>", "<INSTRUCTIONS>", "<hook_prompt>")  # fmt: skip
 CALLS = ("function_call", "custom_tool_call", "local_shell_call", "tool_search_call")
-OUTPUTS = ("function_call_output", "custom_tool_call_output", "tool_search_output")
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
 USER_TOKENS_KEPT = 20_000
 
 
@@ -371,6 +371,8 @@ def _codex_step(history, kind, payload):
         return (
             history[: starts[-count] if count <= len(starts) else starts[0]] if count and starts else history
         )
+    if kind == "inter_agent_communication":
+        return [*history, payload | {"type": "agent_message"}]
     return [*history, payload] if kind == "response_item" else history
 
 
@@ -380,10 +382,10 @@ def _is_summary(item):
 
 def _is_speech(item):
     own = item.get("type") == "message" and item.get("role") == "user"
-    return own and not _is_context(item) and not _is_summary(item)
+    return own and not is_context(item) and not _is_summary(item)
 
 
-def _is_context(item):
+def is_context(item):
     kinds = (item.get("internal_chat_message_metadata_passthrough") or {}).get("content_item_kinds")
     if kinds and any(k != "unknown" for k in kinds):  # the client's word for what an older one wrote
         return not any(k in ("user.text", "user.image", "compaction.summary") for k in kinds)
@@ -395,11 +397,19 @@ def codex_atoms(item):
     if kind == "message" and role == "user" and _is_summary(item):
         text = plain(item["content"])
         yield ("summary", text.partition("\n")[2] if text.startswith(CODEX_PREFIX) else text)
-    elif kind == "message" and (role == "assistant" or (role == "user" and not _is_context(item))):
+    elif kind == "message" and (role == "assistant" or (role == "user" and not is_context(item))):
         yield from spoken(role, item.get("content"))
     elif kind == "reasoning":
         for block in [*blocks(item.get("summary")), *blocks(item.get("content"))]:
             yield from _thought(block.get("text"))
+    elif kind == "agent_message":
+        yield from spoken("user", item.get("content"))
+    elif kind in ("web_search_call", "image_generation_call"):  # they hold their own result
+        yield ("call", None, kind.removesuffix("_call"))
+        yield from [("image",)] * (kind == "image_generation_call")
+    elif kind == "tool_search_output":
+        tools = json.dumps(item.get("tools"), separators=(",", ":"), ensure_ascii=False)
+        yield ("result", item.get("call_id"), tools)
     elif kind in CALLS:
         yield ("call", item.get("call_id"), item.get("name") or kind.removesuffix("_call"))
     elif kind in OUTPUTS:
@@ -440,25 +450,41 @@ def berry_atoms(event):
 
 
 # ---------------------------------------------------------------------------- lists of messages
+OURS = "[haocompact] Summary of the conversation so far"
+
+
 def chat(data):
-    """OpenAI chat messages, one a line, in file order."""
+    """OpenAI chat messages, one a line, in file order; a first user message may be our own summary."""
+    first = True
     for obj in objects(data):
         role, content = obj.get("role"), obj.get("content")
         if role in ("user", "assistant"):
+            if first and plain(content).startswith(OURS):
+                role = "summary"
+            first = False
             for key in ("reasoning_content", "reasoning"):
                 yield from _thought(obj.get(key))
             yield from spoken(role, content)
             for call in obj.get("tool_calls") or ():
                 inner = call.get("function") or call.get("custom") or {}
                 yield ("call", call.get("id"), inner.get("name"))
-        elif role == "tool":
-            yield ("result", obj.get("tool_call_id"), plain(content))
+            if obj.get("function_call"):  # the older form: a result answers the last call of its name
+                yield ("call", obj["function_call"].get("name"), obj["function_call"].get("name"))
+        elif role in ("tool", "function"):
+            yield ("result", obj.get("tool_call_id" if role == "tool" else "name"), plain(content))
 
 
 def anthropic(data):
     """Anthropic messages, one a line; results come before the other blocks of their message."""
+    first = True
     for obj in objects(data):
-        for block in blocks(obj.get("content")) if obj.get("role") in ("user", "assistant") else ():
+        spoke = obj.get("role") in ("user", "assistant")
+        if first and spoke and plain(obj.get("content")).startswith(OURS):
+            yield ("summary", plain(obj["content"]))
+            first = False
+            continue
+        first = first and not spoke
+        for block in blocks(obj.get("content")) if spoke else ():
             kind = block.get("type")
             if kind == "tool_use":
                 yield ("call", block.get("id"), block.get("name"))
@@ -467,6 +493,8 @@ def anthropic(data):
                 yield from pictures(block.get("content"))
             elif kind == "thinking":
                 yield from _thought(block.get("thinking"))
+            elif kind == "compaction" and isinstance(block.get("content"), str):
+                yield ("assistant", block["content"])
             else:
                 yield from spoken(obj["role"], [block])
 
@@ -498,7 +526,7 @@ def unpaired(atoms):
     """(results without a call before them, calls without a result after them), as ids."""
     open_calls, orphans, answered = [], [], set()
     for atom in atoms:
-        if atom[0] == "call":
+        if atom[0] == "call" and atom[1] is not None:
             open_calls.append(atom[1])
         elif atom[0] == "result" and atom[1] in open_calls:
             open_calls.remove(atom[1])

@@ -58,11 +58,9 @@ def outcomes(request, tmp_path_factory):
 
 
 def shown(outcome):
-    """What a client shows for the compacted file; a list format's summary is its first message."""
+    """What a client shows for the compacted file."""
     form = outcome.planned.session.format
     atoms = replay(form, outcome.path.read_bytes())
-    if form in ("openai", "anthropic"):
-        return [("summary", atoms[0][1]), *atoms[1:]]
     return summary_first(atoms) if form == "berry" else atoms
 
 

@@ -42,6 +42,7 @@ from haocompact.formats.session import (
     no_messages,
     numbers,
     opaque,
+    warn_unknown,
 )
 from haocompact.jsjson import stringify
 from haocompact.records import Record, Records, dump
@@ -192,16 +193,20 @@ def read(records: Records, options: ReadOptions) -> Session:
 
 
 def _events(records: Records, session: Session) -> Iterator[Event]:
+    unknown: list[tuple[int, str]] = []
     for index, record in enumerate(records):
         session.warnings.extend(opaque([record]))
         obj = record.dict
         if _is_event(obj):
+            if obj["type"] not in KINDS:
+                unknown.append((record.number, obj["type"]))
             session.context_window = _window(obj) or session.context_window
             yield _event(index, obj)
         elif obj and obj.get("format") != HEADER:
             session.warn(
                 record.number, "not an event (no type or no whole number seq): kept as it is, not read"
             )
+    warn_unknown(session, unknown)
 
 
 def _window(obj: Json) -> int | None:

@@ -265,6 +265,7 @@ def _scan(session: Session) -> list[Node]:
         session.state.others[index] = kind if isinstance(kind, str) else ""
         if isinstance(kind, str) and kind not in KINDS:
             unknown[kind] += 1
+    session.unknown = unknown
     if unknown:
         named = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
         session.warn(0, f"records of unknown kind, not read: {named}")

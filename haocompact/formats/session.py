@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -52,14 +53,15 @@ class Session:
     """The active conversation, as the client itself would load it.
 
     `messages`: oldest first; a first message of kind compaction_summary is the summary that the client or
-    haocompact wrote before. `ends`: branch ends in the file (1 where there is no tree). `state` belongs to
-    the adapter.
+    haocompact wrote before. `unknown`: how many records there are of each kind that the adapter does not know.
+    `ends`: branch ends in the file (1 where there is no tree). `state` belongs to the adapter.
     """
 
     format: str
     records: Records
     messages: list[Message]
     warnings: list[Warned] = field(default_factory=list)
+    unknown: Counter[str] = field(default_factory=Counter)
     session_id: str | None = None
     context_window: int | None = None
     ends: int = 1
@@ -312,7 +314,8 @@ def read_list(name: str, records: Records, message_of: Callable[[Record], Messag
 
 
 def warn_unknown(session: Session, records: Sequence[tuple[int, str]]) -> None:
-    """One warning for all (line, kind) that the format does not know."""
+    """Count all (line, kind) that the format does not know, and warn once."""
+    session.unknown.update(kind for _, kind in records)
     if records:
         kinds = ", ".join(sorted({kind[:40] for _, kind in records})[:5])
         lines = ", ".join(str(line) for line, _ in records[:8]) + (", ..." if len(records) > 8 else "")
