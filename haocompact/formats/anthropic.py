@@ -107,7 +107,9 @@ def _block(block: Json) -> Iterator[Part]:
     match block.get("type"):
         case "text":
             yield Text(str(block.get("text") or ""))
-        case "compaction" if isinstance(block.get("content"), str):  # the API's own summary of what was before
+        case "compaction" if isinstance(
+            block.get("content"), str
+        ):  # the API's own summary of what was before
             yield Text(block["content"])
         case "thinking":
             yield Thinking(str(block.get("thinking") or ""))

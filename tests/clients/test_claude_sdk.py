@@ -26,7 +26,8 @@ def read_by_sdk(files, folder):
     command = [sys.executable, Path(__file__).parent / "claude_sdk.py", FOLDER / "claude-sdk", *names]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     found = {names[path]: uuids for path, uuids in json.loads(found.stdout).items()}
-    return {name: [u for u in uuids if u not in noise(files[name])] for name, uuids in found.items()}
+    unsent = {name: noise(data) for name, data in files.items()}
+    return {name: [u for u in uuids if u not in unsent[name]] for name, uuids in found.items()}
 
 
 def noise(data):
