@@ -192,6 +192,10 @@ def compact(
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace each transcript; folders are walked.")
     ] = False,
+    append: Annotated[
+        bool,
+        typer.Option("--append", help="Keep all old bytes and add the client's own compaction record."),
+    ] = False,
     keep_recent: KeepRecent = 20000,
     reserve: Reserve = 16384,
     window: Window = 200_000,
@@ -267,7 +271,7 @@ def compact(
     request = _request(settings, format, leaf, summarizer=chosen, on_failure=on_failure.value, lang=lang.value,
                        archive=None if no_archive else archive or _archive_path(), log=log or _log_path(),
                        if_needed=if_needed, cooldown=cooldown, lines=_line_range(range_, strategy),
-                       allow_growth=allow_growth)  # fmt: skip
+                       allow_growth=allow_growth, append=append)  # fmt: skip
     where = _one_target(output, output_dir, in_place, dry_run)
     if where == "stdout" and as_json and not dry_run:
         raise UsageError(
@@ -379,9 +383,9 @@ def retrieve(
         if restore:
             _send(pipeline.restore_input(hash, request, path), output)
         elif raw:
-            _send(pipeline.raw_segment(hash, request), output)
+            _send(pipeline.raw_segment(hash, request, path), output)
         else:
-            text = pipeline.window_text(hash, request, from_message, budget)
+            text = pipeline.window_text(hash, request, from_message, budget, path)
             print(show.dumps({"version": 1, "hash": hash, "text": text}) if as_json else show.printable(text))
         return
     with files.open_source(path, sys.stdin.buffer) as source:

@@ -11,6 +11,7 @@ archive either way.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -39,6 +40,7 @@ from haocompact.compaction import (
 from haocompact.diag import Diagnosis, append_log, diagnose, log_line
 from haocompact.errors import (
     ArchiveError,
+    DamagedArchive,
     HaoError,
     SourceBusy,
     TranscriptError,
@@ -56,7 +58,9 @@ from haocompact.files import (
 )
 from haocompact.formats import FORMATS, detect
 from haocompact.formats.session import Checkpoint, Format, Piece, ReadOptions, Session, removed
-from haocompact.records import Data, Record, Records, chunks_of, read
+from haocompact.logged import Logged, logged_segments
+from haocompact.logged import messages as logged_messages
+from haocompact.records import Data, Extended, Record, Records, chunks_of, read
 from haocompact.segment import (
     DEFAULT_SEGMENT_CONFIG,
     SegmentConfig,
@@ -80,7 +84,7 @@ class Request:
     """What the user asked for; `archive` None is --no-archive, `log` None writes no log.
 
     `cooldown`: seconds since the last compaction of the same transcript (with `if_needed`). `lines`: a
-    narrower range for the segment strategy.
+    narrower range for the segment strategy. `append`: the client's own record behind the old bytes.
     """
 
     settings: CompactionSettings = DEFAULT_COMPACTION_SETTINGS
@@ -95,6 +99,7 @@ class Request:
     cooldown: float = 0
     lines: tuple[int, int] | None = None
     allow_growth: bool = False
+    append: bool = False
 
 
 # ------------------------------------------------------------------------------------------ plan
@@ -262,8 +267,8 @@ class Compacted:
     plan: CompactionPreparation
     summary: Summary
     checkpoint: Checkpoint
-    output: bytes
-    run: Run
+    output: Data
+    run: Run | None
     gone: Sequence[int]
     tokens_after: int
     message_lines: Sequence[int]
@@ -293,7 +298,8 @@ def compact(source: Source, request: Request) -> Compacted | Skipped:
         raise TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
                               path=source.path)  # fmt: skip
     summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang)
-    return _rebuilt(source, request, planned, outcome, summary)
+    made = _appended if request.append else _rebuilt
+    return made(source, request, planned, outcome, summary)
 
 
 def not_needed(planned: Planned, request: Request) -> NoCompaction | None:
@@ -368,6 +374,29 @@ def _rebuilt(source: Source, request: Request, planned: Planned, outcome: Compac
     )
 
 
+def _appended(source: Source, request: Request, planned: Planned, outcome: CompactionPreparation,
+              summary: Summary) -> Compacted | Skipped:  # fmt: skip
+    """The old bytes and the client's own compaction record behind them. Nothing is removed or archived."""
+    session, adapter = planned.session, FORMATS[planned.session.format]
+    append = getattr(adapter, "append", None)
+    if append is None:
+        raise UsageError(f"{source.path}: a {adapter.TITLE} transcript has no record for a compaction: without "
+                         "--append a new file is written")  # fmt: skip
+    told = [m for m in outcome.removed if m.told]
+    gone = sorted({m.line - 1 for m in told})
+    hash, chars = _address(adapter, session, outcome, gone)
+    text = _full_summary(outcome, summary, request, CcrEntry(hash, len(told), chars))
+    if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
+        return Skipped(planned, skip)
+    reads, edits = compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
+    tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
+    checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
+    output = Extended(source.data, append(session, outcome, checkpoint))
+    _check_reading(adapter, outcome, output, request)
+    return Compacted(planned, outcome, summary, checkpoint, output, None, (), tokens_after, (), len(told), chars,
+                     None)  # fmt: skip
+
+
 def _archived(
     adapter: Format, session: Session, outcome: CompactionPreparation, kept: Sequence[int]
 ) -> Sequence[int]:
@@ -440,6 +469,10 @@ def _check(adapter: Format, session: Session, outcome: CompactionPreparation, pi
     written = [p if isinstance(p, int) else p[0] for p in pieces if not isinstance(p, bytes)]
     if sorted(written) != list(kept):
         raise WriteError("self-check failed: the new transcript does not hold exactly the kept lines")
+    _check_reading(adapter, outcome, output, request)
+
+
+def _check_reading(adapter: Format, outcome: CompactionPreparation, output: Data, request: Request) -> None:
     try:
         again = adapter.read(read(output), ReadOptions(repair=request.settings.repair))
     except TranscriptError as error:
@@ -484,7 +517,7 @@ def _lengths(total: int, gone: Sequence[int]) -> Iterator[int]:
 
 def store(result: Compacted) -> Segment | None:
     """Put the removed lines into the archive, commit, read back, compare. Raises ArchiveError, WriteError."""
-    if result.archive is None:
+    if result.archive is None or result.run is None:
         return None
     records, gone = result.planned.session.records, result.gone
     with Archive.open(result.archive, create=True) as archive:
@@ -527,7 +560,7 @@ def _done(source: Source, result: Compacted | Skipped, output: str | None, warni
         figures=figures(result.planned),
         output=output,
         archive=str(result.archive) if result.archive else None,
-        hash=result.run.hash,
+        hash=result.checkpoint.hash,
         summarizer=result.summary.summarizer,
         degraded=result.summary.degraded,
         tokens_after=result.tokens_after,
@@ -555,7 +588,7 @@ def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None
 def _file_name(path: str, result: Compacted | Skipped) -> str:
     """The name that the client looks for, where the result is a new session; else the input's own."""
     name = "stdin.jsonl" if path == "-" else Path(path).name.removesuffix(".gz").removesuffix(".zst")
-    if isinstance(result, Skipped):
+    if isinstance(result, Skipped) or result.run is None:
         return name
     session = result.planned.session
     own = getattr(FORMATS[session.format], "file_name", None)
@@ -616,6 +649,8 @@ def attempt_in_place(path: str, request: Request, min_age: float = 0) -> Done:
 
 
 def _refuse_in_place(result: Compacted) -> None:
+    if result.run is None:  # nothing is shortened
+        return
     session = result.planned.session
     refusal = getattr(FORMATS[session.format], "in_place_refusal", None)
     reason = refusal(session) if refusal else None
@@ -626,28 +661,38 @@ def _refuse_in_place(result: Compacted) -> None:
 # -------------------------------------------------------------------------------------- retrieve
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Archived segments of a transcript, oldest first; `missing`: markers whose segment is not here."""
+    """Segments of a transcript, oldest first; `missing`: markers whose segment is not here.
+
+    `in_log`: hashes of those that still stand in the transcript itself.
+    """
 
     path: str
     segments: tuple[Segment, ...]
     missing: tuple[str, ...] = ()
+    in_log: frozenset[str] = frozenset()
 
 
 def directory(source: Source, request: Request) -> Directory:
-    """The segments that a transcript's markers name, or else those archived from its path."""
+    """The segments that a transcript's markers name, or else those archived from its path; then its log's own."""
     session, _ = load(source, request)
     previous = session.messages[0] if session.messages else None
     text = previous.text if previous is not None and previous.kind == COMPACTION_SUMMARY else ""
-    with _archive(request) as archive:
-        known = {s.hash: s for s in archive.segments()}  # only what is here is ours, whatever a text says
-        markers = [e.hash for e in parse_ccr_section(text)]
-        found = [known[h] for h in markers if h in known]
-        if not markers:
-            path = os.path.abspath(source.path)
-            found = [known[r.hash] for r in reversed(archive.runs()) if os.path.abspath(r.source) == path]
-        return Directory(
-            source.path, tuple(dict.fromkeys(found)), tuple(h for h in markers if h not in known)
-        )
+    logged = {found.segment.hash: found.segment for found in logged_segments(session, source.path)}
+    markers = [e.hash for e in parse_ccr_section(text) if e.hash not in logged]
+    known: dict[str, Segment] = {}
+    archived: list[Segment] = []
+    if markers or not logged or (request.archive is not None and request.archive.exists()):
+        with _archive(request) as archive:
+            known = {s.hash: s for s in archive.segments()}  # only what is here is ours, whatever a text says
+            archived = [known[h] for h in markers if h in known]
+            if not parse_ccr_section(text):
+                path = os.path.abspath(source.path)
+                archived = [
+                    known[r.hash] for r in reversed(archive.runs()) if os.path.abspath(r.source) == path
+                ]
+    segments = tuple(dict.fromkeys((*archived, *logged.values())))
+    missing = tuple(h for h in markers if h not in known)
+    return Directory(source.path, segments, missing, frozenset(logged))
 
 
 def clean_hash(text: str) -> str:
@@ -658,31 +703,74 @@ def clean_hash(text: str) -> str:
     return digits
 
 
-def raw_segment(hash: str, request: Request) -> Iterator[bytes]:
-    with _archive(request) as archive:
-        yield from archive.raw(clean_hash(hash))
+def raw_segment(hash: str, request: Request, path: str = "") -> Iterator[bytes]:
+    """The original lines of a segment: out of the archive, or of the log of the transcript at `path`."""
+    with _home(hash, request, path) as home:
+        if isinstance(home, Archive):
+            yield from home.raw(clean_hash(hash))
+        else:
+            session, logged = home
+            yield from logged.raw(session)
 
 
-def segment_messages(hash: str, request: Request) -> list[Message]:
-    """The archived messages of a segment, oldest first; parsed when they are rendered."""
-    with _archive(request) as archive:
-        segment = archive.find(clean_hash(hash))
-        adapter = FORMATS[segment.format]
-        together = getattr(adapter, "messages_of", None)  # where a message spans several lines
-        if together is not None:
-            lines = list(archive.raw(segment.hash))
-            return list(together([Record(number, raw) for number, raw in enumerate(lines, 1)]))
-        numbers = archive.message_lines(segment.hash)
-        raws = archive.lines(segment.hash, numbers)
-        found = (adapter.message_of(Record(n + 1, raw)) for n, raw in zip(numbers, raws, strict=True))
-        return [m for m in found if m is not None]
+@contextlib.contextmanager
+def _home(hash: str, request: Request, path: str) -> Iterator[Archive | tuple[Session, Logged]]:
+    """Where a segment is: the archive, else the transcript's own log. Raises UnknownHash, ArchiveError."""
+    digits = clean_hash(hash)
+    with contextlib.ExitStack() as stack:
+        home: Archive | tuple[Session, Logged] | None
+        try:
+            home = stack.enter_context(_archive(request))
+            home.find(digits)
+        except DamagedArchive:
+            raise
+        except ArchiveError:
+            home = _in_log(digits, request, path, stack)
+            if home is None:
+                raise
+        yield home
 
 
-def window_text(hash: str, request: Request, from_message: int, budget: int) -> str:
+def _in_log(
+    hash: str, request: Request, path: str, stack: contextlib.ExitStack
+) -> tuple[Session, Logged] | None:
+    """The segment of this hash in a transcript, which stays open as long as the stack."""
+    if not path or not os.path.isfile(path):
+        return None
+    session, _ = load(stack.enter_context(open_source(path)), request)
+    found = (s for s in logged_segments(session, path) if s.segment.hash == hash)
+    return next(((session, logged) for logged in found), None)
+
+
+def segment_messages(hash: str, request: Request, path: str = "") -> list[Message]:
+    """The messages of a segment, oldest first; parsed when they are rendered."""
+    return _segment(hash, request, path)[0]
+
+
+def _segment(hash: str, request: Request, path: str) -> tuple[list[Message], Format]:
+    with _home(hash, request, path) as home:
+        if isinstance(home, Archive):
+            return _archived_messages(home, clean_hash(hash))
+        session, logged = home
+        return logged_messages(session, logged), FORMATS[session.format]
+
+
+def _archived_messages(archive: Archive, hash: str) -> tuple[list[Message], Format]:
+    segment = archive.find(hash)
+    adapter = FORMATS[segment.format]
+    together = getattr(adapter, "messages_of", None)  # where a message spans several lines
+    if together is not None:
+        lines = list(archive.raw(segment.hash))
+        return list(together([Record(number, raw) for number, raw in enumerate(lines, 1)])), adapter
+    numbers = archive.message_lines(segment.hash)
+    raws = archive.lines(segment.hash, numbers)
+    found = (adapter.message_of(Record(n + 1, raw)) for n, raw in zip(numbers, raws, strict=True))
+    return [m for m in found if m is not None], adapter
+
+
+def window_text(hash: str, request: Request, from_message: int, budget: int, path: str = "") -> str:
     """One window of a segment as text, with a last line that says how to go on."""
-    messages = segment_messages(hash, request)
-    with _archive(request) as archive:
-        adapter = FORMATS[archive.find(clean_hash(hash)).format]
+    messages, adapter = _segment(hash, request, path)
     render = getattr(adapter, "render", render_message)
     return window(messages, from_message, budget, request.lang, render=render)
 

@@ -132,15 +132,35 @@ class FileBytes:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-Data = bytes | FileBytes
+class Extended:
+    """Bytes with more behind them, as one; the first part is not copied."""
+
+    def __init__(self, data: Data, more: bytes) -> None:
+        self._data = data
+        self._more = more
+
+    def __len__(self) -> int:
+        return len(self._data) + len(self._more)
+
+    def __getitem__(self, span: slice) -> bytes:
+        start, end, _ = span.indices(len(self))
+        size = len(self._data)
+        return self._data[start : min(end, size)] + self._more[max(start - size, 0) : max(end - size, 0)]
+
+    def chunks(self) -> Iterator[bytes]:
+        yield from chunks_of(self._data)
+        yield self._more
+
+
+Data = bytes | FileBytes | Extended
 
 
 def chunks_of(data: Data) -> Iterator[bytes]:
     """The bytes in pieces, for hashing and copying."""
-    if isinstance(data, FileBytes):
-        yield from data.chunks()
-    else:
+    if isinstance(data, bytes):
         yield data
+    else:
+        yield from data.chunks()
 
 
 class Records(Sequence[Record]):

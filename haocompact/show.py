@@ -308,7 +308,8 @@ def directory_table(found: Directory) -> RenderableType:
 
     table = Table("hash", "messages", "characters", "created", "source", box=box.SIMPLE_HEAD, show_edge=False)
     for s in found.segments:
-        table.add_row(s.hash, f"{s.messages:,}", f"{s.chars:,}", s.created, RichText(visible(s.source)))
+        source = "in this transcript" if s.hash in found.in_log else visible(s.source)
+        table.add_row(s.hash, f"{s.messages:,}", f"{s.chars:,}", s.created, RichText(source))
     for hash in found.missing:
         table.add_row(hash, "?", "?", "not in this archive", "")
     return table
@@ -394,11 +395,11 @@ def error_json(error: HaoError, path: str | None = None) -> dict[str, Any]:
 
 
 def directory_json(found: Directory) -> dict[str, Any]:
-    return {"version": VERSION, "path": found.path, "segments": [_segment_json(s) for s in found.segments],
-            "missing": list(found.missing)}  # fmt: skip
+    segments = [_segment_json(s, s.hash in found.in_log) for s in found.segments]
+    return {"version": VERSION, "path": found.path, "segments": segments, "missing": list(found.missing)}
 
 
-def _segment_json(segment: Segment) -> dict[str, Any]:
+def _segment_json(segment: Segment, in_log: bool) -> dict[str, Any]:
     return {"hash": segment.hash, "messages": segment.messages, "chars": segment.chars, "created": segment.created,
             "source": segment.source, "format": segment.format, "lines": segment.lines, "bytes": segment.size,
-            "sha256": segment.sha256}  # fmt: skip
+            "sha256": segment.sha256, "where": "log" if in_log else "archive"}  # fmt: skip

@@ -35,7 +35,8 @@ ALLOWED = {  # module -> what it may import of haocompact
     **dict.fromkeys(ADAPTERS, MIDDLE),
     "formats.__init__": MIDDLE | ADAPTERS,
     "files": {"errors", "records"},
-    "pipeline": MIDDLE | {"formats", "files"},
+    "logged": MIDDLE | {"formats"},
+    "pipeline": MIDDLE | {"formats", "files", "logged"},
     "show": MIDDLE | {"formats", "pipeline"},
     "cli": FORMATS | {"files", "pipeline", "show", "__init__"},
 }

@@ -14,6 +14,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -33,12 +34,14 @@ from haocompact.compaction import (
 from haocompact.errors import TranscriptError
 from haocompact.formats.session import (
     Checkpoint,
+    Compaction,
     Json,
     Piece,
     ReadOptions,
     Session,
     ends_in_torn_line,
     files_in_summary,
+    format_time,
     no_messages,
     numbers,
     opaque,
@@ -514,6 +517,35 @@ def directory(session: Session) -> list[CcrEntry]:
     return [e.entry for e in session.state.events if e.entry is not None]
 
 
+def compactions(session: Session) -> list[Compaction]:
+    """The log's own, each with all ranges that it hid."""
+    log: Log = session.state
+    summaries = {e.seq: e for e in log.events if e.is_summary}
+    found: dict[int, Compaction] = {}
+    for event in log.events:
+        if event.entry is None or event.span is None:
+            continue
+        obj = session.records[event.index].dict
+        seq = _data(obj).get("summarySeq")
+        key = seq if isinstance(seq, int) else event.seq
+        old = found.get(key) or Compaction(event.index, _summary_text(session, summaries.get(key)), ())
+        lines = sorted({*old.lines, *(e.index for e in log.span(*event.span))})
+        found[key] = Compaction(old.record, old.summary, lines, _created(obj), old.hash or event.entry.hash)
+    return list(found.values())
+
+
+def _summary_text(session: Session, event: Event | None) -> str:
+    content = _data(session.records[event.index].dict).get("content") if event is not None else None
+    return content.removeprefix(segment.SUMMARY_PREFIX) if isinstance(content, str) else ""
+
+
+def _created(obj: Json) -> str:
+    time = obj.get("time")
+    if isinstance(time, (int, float)) and not isinstance(time, bool) and 0 <= time < 2**47:
+        return format_time(datetime.fromtimestamp(time / 1000, UTC))
+    return ""
+
+
 def in_log(session: Session, hash: str) -> list[Message] | None:
     """The originals of a segment that this log's own compaction hid; None when it names no such hash."""
     log: Log = session.state
@@ -720,6 +752,7 @@ __all__ = [
     "address",
     "append",
     "archived",
+    "compactions",
     "derive",
     "directory",
     "in_log",

@@ -24,7 +24,7 @@ import uuid
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import groupby
@@ -44,6 +44,7 @@ from haocompact.compaction import (
 from haocompact.errors import TranscriptError
 from haocompact.formats.session import (
     Checkpoint,
+    Compaction,
     Json,
     LazyParts,
     Piece,
@@ -105,6 +106,8 @@ _CLOSINGS = (
     "\n\nContinue the conversation from where",
     "\nPlease continue the conversation from where",
 )
+_VERSION = re.compile(r"\d{1,6}(\.\d{1,6})*")
+LISTED_TAIL = (2, 1, 144)  # the first client that reads the list of kept lines in a boundary
 _CLOSING_CHARS = 2000  # a closing stands in the last characters of a summary
 _COMMAND = re.compile(r"\s*<(?P<tag>local-command-caveat|command-name|command-message|bash-input"
                       r"|local-command-stdout|local-command-stderr|bash-stdout|bash-stderr)>"
@@ -140,12 +143,15 @@ class Node:
 
 @dataclass(slots=True)
 class State:
-    """`context`: chain lines of the active conversation in model order, its summary first.
+    """`context`: chain lines of the active conversation in model order, its summary first. `start`: record
+    index of the compaction that it begins with. `newest`: the newest time of a chain line.
 
     `others`: record index -> kind, for every line that is no chain line ("" when opaque or blank).
     """
 
     context: list[Node] = field(default_factory=list)
+    start: int | None = None
+    newest: str = ""
     others: dict[int, str] = field(default_factory=dict)
 
 
@@ -239,6 +245,8 @@ def read(records: Records, options: ReadOptions) -> Session:
     path = [n for n in _with_parallels(live, chain) if n.side == leaf.side]
     boundary, context = _context(path)
     session.state.context = context
+    session.state.start = _start(boundary, context)
+    session.state.newest = max(n.stamp for n in nodes)
     if options.repair:
         _mark_stale(context, boundary, live)
     session.messages = _messages(records, context)
@@ -469,6 +477,14 @@ def _context(path: Sequence[Node]) -> tuple[Node | None, list[Node]]:
         elif node.summary:
             start = position
     return boundary, list(path[start:])
+
+
+def _start(boundary: Node | None, context: Sequence[Node]) -> int | None:
+    """Where the compaction stands that a context begins with: its boundary, or a summary without one."""
+    first = context[0] if context and context[0].summary else None
+    if boundary is not None and (first is None or boundary.index < first.index):
+        return boundary.index
+    return first.index if first is not None else None
 
 
 def _mark_stale(context: Sequence[Node], boundary: Node | None, live: Mapping[str, Node]) -> None:
@@ -752,6 +768,73 @@ def rebuild(session: Session, plan: CompactionPreparation, kept: Sequence[int],
     yield from (dump(obj) + newline for obj in head)
     for index in kept[len(before) :]:
         yield _piece(session.records, index, edits.get(index), first=False)
+
+
+# ------------------------------------------------------------------------------- native compactions
+def append(session: Session, plan: CompactionPreparation, checkpoint: Checkpoint) -> bytes:
+    """Boundary and summary behind the old bytes; the boundary lists the kept lines, which stay where they are.
+
+    Clients from 2.1.144 on read such a list, older ones resume with the summary alone.
+    """
+    records, tail = session.records, _tail(session, plan)
+    boundary, summary = _new_ids(records, [n.index for n in tail], checkpoint)
+    first, second = _head(session, plan, tail, checkpoint, boundary, summary)
+    moment = parse_time(session.state.newest) or datetime(1970, 1, 2, tzinfo=UTC)
+    first["logicalParentUuid"] = session.state.context[-1].uuid
+    first["timestamp"] = format_time(moment, milliseconds=1)
+    second["timestamp"] = format_time(moment, milliseconds=2)
+    if tail:
+        uuids = [n.uuid for n in tail]
+        first["compactMetadata"] |= {
+            "preservedSegment": {"headUuid": uuids[0], "anchorUuid": summary, "tailUuid": uuids[-1]},
+            "preservedMessages": {"anchorUuid": summary, "uuids": uuids, "allUuids": uuids},
+        }
+    _warn_version(session)
+    gap = b"" if records.raw(len(records) - 1).endswith(b"\n") else records.newline
+    return gap + dump(first) + records.newline + dump(second) + records.newline
+
+
+def _warn_version(session: Session) -> None:
+    """The newest client that wrote to the file may not be the one that will read it; it is all that is known."""
+    versions = {_string(session.records[n.index].dict.get("version")) for n in session.state.context}
+    newest = max((tuple(map(int, v.split("."))) for v in versions if _VERSION.fullmatch(v)), default=())
+    if newest < LISTED_TAIL:
+        written = ".".join(map(str, newest)) or "an unknown version"
+        session.warn(0, f"written by Claude Code {written}: a client before 2.1.144 may resume this with the "
+                     "summary alone; without --append every version reads the result")  # fmt: skip
+
+
+def compactions(session: Session) -> list[Compaction]:
+    """Those that led to the active conversation: each is undone by reading the lines before it on its own."""
+    nodes = _scan(Session(NAME, session.records, [], state=State()))
+    found: list[Compaction] = []
+    start: int | None = session.state.start
+    while start is not None:
+        compaction, earlier = _undone(session.records, nodes, start)
+        found.insert(0, compaction)
+        start = earlier if earlier is not None and earlier < start else None
+    return found
+
+
+def _undone(records: Records, nodes: Sequence[Node], start: int) -> tuple[Compaction, int | None]:
+    """The compaction on line `start`, and the one that its own context began with."""
+    obj = records[start].dict
+    scratch = Session(NAME, records, [], state=State())
+    logical = obj.get("logicalParentUuid") or obj.get("parentUuid")
+    before = [replace(n) for n in nodes if n.index < start]
+    leaf = logical if any(n.uuid == logical for n in before) else None
+    live, _ = _link(scratch, before, leaf)
+    context: list[Node] = []
+    earlier = None
+    if live:
+        chain = _walk(scratch, _chosen(live, _leaves(live.values()), leaf), list(live.values()))
+        boundary, context = _context(_with_parallels(live, chain))
+        earlier = _start(boundary, context)
+    after = (n for n in nodes if n.index >= start and n.summary)
+    summary = next((m.text for n in after if (m := message_of(records[n.index]))), "")
+    kept = set(_preserved(obj.get("compactMetadata") or {}, {n.uuid: n for n in before})[1])
+    lines = [n.index for n in context if n.role and not n.summary and n.uuid not in kept]
+    return Compaction(start, summary, lines, _string(obj.get("timestamp"))), earlier
 
 
 def _piece(records: Records, index: int, edited: bytes | None, *, first: bool) -> Piece:

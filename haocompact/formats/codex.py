@@ -32,9 +32,10 @@ from haocompact.compaction import (
     ToolCall,
     ToolResult,
 )
-from haocompact.errors import TranscriptError
+from haocompact.errors import TranscriptError, UsageError
 from haocompact.formats.session import (
     Checkpoint,
+    Compaction,
     Json,
     LazyParts,
     Piece,
@@ -835,6 +836,8 @@ def rebuild(session: Session, plan: CompactionPreparation, kept: Sequence[int],
 def append(session: Session, plan: CompactionPreparation, checkpoint: Checkpoint) -> bytes:
     """What is written behind the old bytes instead, which stay: a turn with the client's own records."""
     state: State = session.state
+    if plan.protected:
+        raise UsageError("--append goes with --strategy keep-recent in a Codex session")
     ordinal = state.last_ordinal + 1
     numbered = iter(range(ordinal, ordinal + 5)) if state.paginated else None
     turn = _new_id(session, checkpoint, "turn")
@@ -850,6 +853,41 @@ def append(session: Session, plan: CompactionPreparation, checkpoint: Checkpoint
         _new_line(session, 4, numbered, "event_msg", dump(shown)),
         _new_line(session, 5, numbered, "event_msg", dump(complete)),
     ))  # fmt: skip
+
+
+def compactions(session: Session) -> list[Compaction]:
+    """Each took out the lines before it that its replacement does not end with.
+
+    What a replacement holds beside copies of lines stands nowhere else: it is a line of the next segment.
+    """
+    state: State = session.state
+    found: list[Compaction] = []
+    lines: list[int] = []
+    for index, fate in enumerate(state.fates):
+        if index in state.undone:
+            continue
+        if fate in (MESSAGE, NOTE):
+            lines.append(index)
+        elif fate == PAST and (record := session.records[index]).dict.get("type") == "compacted":
+            payload = record.dict["payload"]
+            kept = _copied(session.records, lines, payload.get("replacement_history"))
+            gone, lines = lines[: len(lines) - kept], lines[len(lines) - kept :]
+            text = payload["message"].removeprefix(SUMMARY_PREFIX + "\n")
+            found.append(Compaction(index, text, gone, str(record.dict.get("timestamp") or "")))
+            if isinstance(history := payload.get("replacement_history"), list) and len(history) > kept + 1:
+                lines.insert(0, index)
+    return found
+
+
+def _copied(records: Records, lines: Sequence[int], history: object) -> int:
+    """How many of the lines, from the last one back, stand at the end of a replacement_history."""
+    items = history if isinstance(history, list) else []
+    count = 0
+    for index, item in zip(reversed(lines), reversed(items), strict=False):
+        if _as_item(records[index].dict) != item:
+            break
+        count += 1
+    return count
 
 
 def _header(session: Session, index: int, checkpoint: Checkpoint, numbered: Iterator[int] | None) -> Piece:

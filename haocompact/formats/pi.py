@@ -29,9 +29,10 @@ from haocompact.compaction import (
     ToolResult,
     replay_system,
 )
-from haocompact.errors import TranscriptError
+from haocompact.errors import TranscriptError, UsageError
 from haocompact.formats.session import (
     Checkpoint,
+    Compaction,
     Json,
     LazyParts,
     Piece,
@@ -515,6 +516,44 @@ def rebuild(session: Session, plan: CompactionPreparation, kept: Sequence[int],
         yield _linked(records, tree, index, parents) if index in parents and tree.version > 1 else index
     last = chain[-1]
     yield dump(_compaction(session, entries[0], checkpoint, kept, last)) + records.newline
+
+
+def append(session: Session, plan: CompactionPreparation, checkpoint: Checkpoint) -> bytes:
+    """One entry behind the old bytes, as a child of the leaf: it names where the kept part begins."""
+    tree: Tree = session.state
+    if plan.protected:
+        raise UsageError("a pi compaction keeps a tail only: --append goes with --strategy keep-recent here")
+    records = session.records
+    line = plan.retained_tail[0].line
+    first = next(e for e in tree.path if e.index + 1 == line)
+    entry = _compaction(session, first, checkpoint, range(len(records)), tree.path[-1])
+    gap = b"" if records.raw(len(records) - 1).endswith(b"\n") else records.newline
+    return gap + dump(entry) + records.newline
+
+
+def compactions(session: Session) -> list[Compaction]:
+    """Those on the path. Each took out what lies between what the one before kept and what it keeps."""
+    tree: Tree = session.state
+    records = session.records
+    places = {e.id: i for i, e in enumerate(tree.path)}
+    found, start = [], 0
+    for at, entry in enumerate(tree.path):
+        if entry.type != "compaction":
+            continue
+        first = _first_kept_id(records, tree, entry)
+        end = places.get(first, at) if isinstance(first, str) else at
+        end = min(max(end, start), at)
+        lines = [e.index for e in tree.path[start:end] if _told(records[e.index])]
+        obj = records[entry.index].dict
+        text, stamp = obj.get("summary"), obj.get("timestamp")
+        found.append(Compaction(entry.index, str(text or ""), lines, stamp if isinstance(stamp, str) else ""))
+        start = end
+    return found
+
+
+def _told(record: Record) -> bool:
+    message = message_of(record)
+    return message is not None and message.told
 
 
 def _linked(records: Records, tree: Tree, index: int, parents: Mapping[int, str | None]) -> Piece:

@@ -87,6 +87,22 @@ class Checkpoint:
     hash: str
 
 
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """A compaction that stands in the log itself, whoever wrote it.
+
+    `record`: index of its first record. `lines`: indexes of the records whose messages it took out of the
+    context, in the conversation's order; they are still in the log. `created`: the log's own time. `hash`:
+    the log's own name for it, "" when it has none.
+    """
+
+    record: int
+    summary: str
+    lines: Sequence[int]
+    created: str = ""
+    hash: str = ""
+
+
 class Format(Protocol):
     """One client's format. An adapter is a module with these names; adapters never import each other.
 
@@ -96,6 +112,9 @@ class Format(Protocol):
     `select`: indexes of the records that stay, ascending (all others are removed).
     `rebuild`: the pieces of the new file. Every selected index appears once.
     `message_of`: the message that one record holds, seen alone (for `retrieve`).
+    Where the client's log has a record for compactions, also:
+    `append`: the bytes that compact it natively when they are put behind the old ones, which stay.
+    `compactions`: those that stand in it on the active branch, oldest first.
     """
 
     NAME: str
