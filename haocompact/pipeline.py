@@ -677,22 +677,26 @@ def directory(source: Source, request: Request) -> Directory:
     session, _ = load(source, request)
     previous = session.messages[0] if session.messages else None
     text = previous.text if previous is not None and previous.kind == COMPACTION_SUMMARY else ""
+    markers = [e.hash for e in parse_ccr_section(text)]
     logged = {found.segment.hash: found.segment for found in logged_segments(session, source.path)}
-    markers = [e.hash for e in parse_ccr_section(text) if e.hash not in logged]
     known: dict[str, Segment] = {}
-    archived: list[Segment] = []
-    if markers or not logged or (request.archive is not None and request.archive.exists()):
+    here: list[Segment] = []
+    if (
+        set(markers) - logged.keys()
+        or not logged
+        or (request.archive is not None and request.archive.exists())
+    ):
         with _archive(request) as archive:
             known = {s.hash: s for s in archive.segments()}  # only what is here is ours, whatever a text says
-            archived = [known[h] for h in markers if h in known]
-            if not parse_ccr_section(text):
-                path = os.path.abspath(source.path)
-                archived = [
-                    known[r.hash] for r in reversed(archive.runs()) if os.path.abspath(r.source) == path
-                ]
-    segments = tuple(dict.fromkeys((*archived, *logged.values())))
-    missing = tuple(h for h in markers if h not in known)
-    return Directory(source.path, segments, missing, frozenset(logged))
+            path = os.path.abspath(source.path)
+            here = [known[r.hash] for r in reversed(archive.runs()) if os.path.abspath(r.source) == path]
+    pool = logged | known
+    others = [s for h, s in logged.items() if h not in markers]
+    found = [*others, *(pool[h] for h in markers if h in pool)] if markers else [*here, *others]
+    missing = tuple(h for h in markers if h not in pool)
+    return Directory(
+        source.path, tuple(dict.fromkeys(found)), missing, frozenset(logged.keys() - known.keys())
+    )
 
 
 def clean_hash(text: str) -> str:
