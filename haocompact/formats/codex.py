@@ -860,23 +860,31 @@ def compactions(session: Session) -> list[Compaction]:
 
     What a replacement holds beside copies of lines stands nowhere else: it is a line of the next segment.
     """
-    state: State = session.state
+    scratch = Session(NAME, session.records, [], state=State())
+    state: State = scratch.state
+    for record in session.records:
+        state.fates.append(_line(scratch, record))
     found: list[Compaction] = []
-    lines: list[int] = []
-    for index, fate in enumerate(state.fates):
-        if index in state.undone:
-            continue
-        if fate in (MESSAGE, NOTE):
-            lines.append(index)
-        elif fate == PAST and (record := session.records[index]).dict.get("type") == "compacted":
-            payload = record.dict["payload"]
-            kept = _copied(session.records, lines, payload.get("replacement_history"))
-            gone, lines = lines[: len(lines) - kept], lines[len(lines) - kept :]
-            text = payload["message"].removeprefix(SUMMARY_PREFIX + "\n")
-            found.append(Compaction(index, text, gone, str(record.dict.get("timestamp") or "")))
-            if isinstance(history := payload.get("replacement_history"), list) and len(history) > kept + 1:
-                lines.insert(0, index)
+    for step in state.steps:
+        if isinstance(step, Item) and step.fate != SEALED:
+            state.items.append(step)
+        elif isinstance(step, Rollback):
+            _roll_back(state, step)
+        elif isinstance(step, Compacted):
+            found.append(_segment(state, session.records, step))
     return found
+
+
+def _segment(state: State, records: Records, step: Compacted) -> Compaction:
+    """What one compaction took out; the items that it kept stay for the next."""
+    history = records[step.index].dict["payload"].get("replacement_history")
+    lines = [item.index for item in state.items]
+    kept = _copied(records, lines, history)
+    state.base, state.items = step, state.items[len(lines) - kept :]
+    if isinstance(history, list) and len(history) > kept + 1:
+        state.items.insert(0, Item(step.index, -1, NOTE))
+    text = step.text.removeprefix(SUMMARY_PREFIX + "\n")
+    return Compaction(step.index, text, lines[: len(lines) - kept], step.stamp)
 
 
 def _copied(records: Records, lines: Sequence[int], history: object) -> int:
