@@ -256,8 +256,8 @@ def test_what_is_odd_is_warned_about():
     assert [line for line, _ in warned] == [5, 6, 3, 3, 4]
     assert [text.split(":")[0] for _, text in warned[2:]] == [
         "seq 2 after 3",
-        "result without a call before it",
-        "call without a result",
+        "result a has no call before it",
+        "call b has no result",
     ]
 
 

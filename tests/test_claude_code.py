@@ -424,9 +424,9 @@ def test_pairs_that_do_not_match_are_named():
     log.result("twice")
     log.result("stray")
     assert sorted(w.text for w in load(log.data).warnings) == [
-        "more than one result for the calls twice",
         "no call for the results stray",
         "no result for the calls lost",
+        "second results for the calls twice",
     ]
 
 

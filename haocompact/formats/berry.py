@@ -414,10 +414,14 @@ def _check(session: Session, log: Log) -> None:
         if event.type == "tool/call":
             waiting[event.call] = event
         elif event.type == "tool/result" and waiting.pop(event.call, None) is None:
-            session.warn(line, "result without a call before it")
+            session.warn(line, f"result {_call_name(event)} has no call before it")
         previous = event
     for event in waiting.values():
-        session.warn(event.index + 1, "call without a result")
+        session.warn(event.index + 1, f"call {_call_name(event)} has no result")
+
+
+def _call_name(event: Event) -> str:
+    return str(event.call[1]) if isinstance(event.call, tuple) else "of an odd id"
 
 
 def _mark_stale(log: Log, messages: Sequence[Message]) -> None:

@@ -243,6 +243,7 @@ def read(records: Records, options: ReadOptions) -> Session:
     chain = _walk(session, leaf, list(live.values()))
     _warn_missing(session, [n for n in chain if n.uuid in missing])
     path = [n for n in _with_parallels(live, chain) if n.side == leaf.side]
+    _warn_roots(session, live.values(), path)
     boundary, context = _context(path)
     session.state.context = context
     session.state.start = _start(boundary, context)
@@ -271,8 +272,10 @@ def _scan(session: Session) -> list[Node]:
             continue
         kind = record.dict.get("type")
         session.state.others[index] = kind if isinstance(kind, str) else ""
-        if isinstance(kind, str) and kind not in KINDS:
-            unknown[kind] += 1
+        if isinstance(kind, str) and kind in CHAIN:
+            session.warn(record.number, f"a {kind} line without uuid: no part of the conversation")
+        elif record.dict and (not isinstance(kind, str) or kind not in KINDS):
+            unknown[kind if isinstance(kind, str) else "no type"] += 1
     session.unknown = unknown
     if unknown:
         named = ", ".join(f"{kind} ({count})" for kind, count in sorted(unknown.items()))
@@ -670,16 +673,39 @@ def _warn_missing(session: Session, bridged: Sequence[Node]) -> None:
 
 
 def _warn_pairs(session: Session, context: Sequence[Node]) -> None:
-    """Calls without a result, results without a call, and results given twice."""
-    results = Counter(call for n in context for call in dict.fromkeys(n.results))
-    calls = {call for n in context for call in n.calls}
-    for what, found in (
-        ("no result for the calls", [(n, c) for n in context for c in n.calls if c not in results]),
-        ("no call for the results", [(n, c) for n in context for c in n.results if c not in calls]),
-        ("more than one result for the calls", [(n, c) for n in context for c in n.calls if results[c] > 1]),
-    ):
-        if found:
-            session.warn(found[0][0].index + 1, f"{what} {_some(dict.fromkeys(c for _, c in found))}")
+    """Calls without a result, results without a call, and second ones; an id may return in a later turn."""
+    open_calls: dict[str, Node] = {}
+    answered: set[str] = set()
+    found: dict[str, list[tuple[Node, str]]] = {
+        "no call for the results": [],
+        "second results for the calls": [],
+    }
+    for node in context:
+        open_calls.update(dict.fromkeys(node.calls, node))
+        for call in dict.fromkeys(node.results):
+            if open_calls.pop(call, None) is not None:
+                answered.add(call)
+            else:
+                what = "second results for the calls" if call in answered else "no call for the results"
+                found[what].append((node, call))
+    found["no result for the calls"] = [(node, call) for call, node in open_calls.items()]
+    for what, places in found.items():
+        if places:
+            names = _some(dict.fromkeys(call for _, call in places))
+            session.warn(places[0][0].index + 1, f"{what} {names}")
+
+
+def _warn_roots(session: Session, nodes: Iterable[Node], chain: Sequence[Node]) -> None:
+    """Messages that stand before the conversation's first line, where that is no compaction."""
+    root = chain[0]
+    if root.boundary is not None or root.summary or root.parent:
+        return
+    linked = {n.index for n in chain}
+    before = [n for n in nodes if n.role and n.index < root.index and n.side == root.side
+              and n.agent == root.agent and n.index not in linked]  # fmt: skip
+    if before:
+        session.warn(root.index + 1, f"a second root: {len(before)} messages before it (from line "
+                     f"{before[0].index + 1} on) are no part of the conversation")  # fmt: skip
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:
@@ -870,6 +896,8 @@ def _head(session: Session, plan: CompactionPreparation, tail: Sequence[Node], c
     )
     source = session.records[first.index].dict
     copied = {key: source[key] for key in COPIED if key in source}
+    if "sessionId" in copied and not isinstance(copied["sessionId"], str):
+        copied["sessionId"] = session.session_id
     count = len(plan.messages_to_summarize) + len(plan.turn_prefix_messages)
     metadata: Json = {"trigger": "manual", "preTokens": checkpoint.tokens_before, "messagesSummarized": count}
     if tail:
