@@ -12,6 +12,7 @@ import fcntl
 import gzip
 import hashlib
 import os
+import re
 import stat
 import tempfile
 import time
@@ -24,6 +25,7 @@ from typing import IO
 from haocompact.errors import SourceBusy, SourceChanged, TranscriptError, WriteError
 from haocompact.records import Data, FileBytes, chunks_of
 
+_SESSION_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 
 
@@ -222,6 +224,22 @@ def locked(path: Path) -> Iterator[None]:
         if not os.path.exists(path) or os.fstat(file.fileno()).st_ino != os.stat(path).st_ino:
             raise SourceBusy("another process has just replaced this transcript", path=str(path))
         yield
+
+
+def client_at_work(path: Path, folder: str, session_id: str) -> bool:
+    """Whether a client holds `<its home>/<folder>/<session id>.lock`; its home is above the transcript."""
+    if not _SESSION_ID.fullmatch(session_id):
+        return False
+    homes = (parent / folder / f"{session_id}.lock" for parent in path.absolute().parents)
+    lock = next((p for p in homes if p.is_file()), None)
+    if lock is None:
+        return False
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 # --------------------------------------------------------------------------------------- walking

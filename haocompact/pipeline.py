@@ -51,6 +51,7 @@ from haocompact.errors import (
 from haocompact.files import (
     Source,
     changed_lately,
+    client_at_work,
     locked,
     open_source,
     write_error,
@@ -627,6 +628,7 @@ def compact_in_place(path: str, request: Request) -> Done:
         warning = None
         if isinstance(result, Compacted):
             _refuse_in_place(result)
+            _refuse_at_work(result.planned, target)
             store(result)
             write_file(target, result.output, like=os.stat(target), source=source)
         else:
@@ -646,6 +648,16 @@ def attempt_in_place(path: str, request: Request, min_age: float = 0) -> Done:
         return Done(path, error=error)
     except OSError as error:
         return Done(path, error=TranscriptError(error.strerror or str(error), path=path))
+
+
+def _refuse_at_work(planned: Planned, target: Path) -> None:
+    """A client that has the session loaded would write on into a file that is gone."""
+    session = planned.session
+    folder = getattr(FORMATS[session.format], "LOCKS", None)
+    if folder and session.session_id and client_at_work(target, folder, session.session_id):
+        raise SourceBusy(
+            "its client has the session open (its writer lock is held); left alone", path=planned.path
+        )
 
 
 def _refuse_in_place(result: Compacted) -> None:

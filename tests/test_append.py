@@ -1,5 +1,6 @@
 """--append: the old bytes and the client's own record behind them; segments that stand in the log itself."""
 
+import fcntl
 import itertools
 import json
 
@@ -9,6 +10,7 @@ from conftest import CORPUS, ROOT, transcripts
 from haocompact.cli import main
 from haocompact.compaction import COMPACTION_SUMMARY, ESTIMATORS, CompactionSettings
 from haocompact.errors import TranscriptError, UsageError
+from haocompact.files import client_at_work
 from haocompact.formats import FORMATS
 from haocompact.formats.session import ReadOptions
 from haocompact.logged import logged_segments
@@ -282,3 +284,29 @@ def test_extended_bytes_are_the_two_parts_as_one():
     assert len(data) == 7
     assert b"".join(data.chunks()) == whole
     assert all(data[i:j] == whole[i:j] for i in range(9) for j in range(9))
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_session_that_its_codex_client_has_open_is_left_alone(held, tmp_path, capfd):
+    """The client's lock: <home>/thread-writer-locks/<thread id>.lock, held with flock while a thread is loaded."""
+    data = (ROOT / "samples" / "codex" / "legacy-tools.jsonl").read_bytes()
+    thread = json.loads(data.splitlines()[0])["payload"]["id"]
+    path = tmp_path / "sessions" / "2026" / "12" / "01" / "rollout.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    lock = tmp_path / "thread-writer-locks" / f"{thread}.lock"
+    lock.parent.mkdir()
+    with lock.open("wb") as file:
+        if held:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        code = run("compact", "--keep-recent", "400", "--estimator", "chars", "--in-place", path)
+    assert (code, path.read_bytes() == data) == ((7, True) if held else (0, False))
+    assert ("writer lock" in capfd.readouterr().err) == held
+
+
+def test_a_session_id_never_leads_to_another_path(tmp_path):
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "x.lock").touch()
+    with (tmp_path / "x.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not client_at_work(tmp_path / "s.jsonl", "locks", "../x")
