@@ -69,6 +69,10 @@ Leaf = Annotated[
     str | None,
     typer.Option(help="Id of the branch end to read, where a session has several.", show_default=False),
 ]
+Branch = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of the branch end to read, as plan lists them.", show_default=False),
+]
 KeepRecent = Annotated[
     int,
     typer.Option(
@@ -144,6 +148,7 @@ def plan(
     estimator: EstimatorName = "cjk",
     format: FormatOption = None,
     leaf: Leaf = None,
+    branch: Branch = None,
     strategy: StrategyOption = Strategy.keep_recent,
     tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
@@ -174,7 +179,7 @@ def plan(
             _print(show.plan_table(planned, turns=turns, everything=everything))
             print("\n".join(show.plan_figures(planned)))
 
-    _each(paths, _request(settings, format, leaf), one, as_json)
+    _each(paths, _request(settings, format, leaf, branch=branch), one, as_json)
     if check and not any(found):
         raise NothingToCompact("nothing to compact")
 
@@ -202,6 +207,7 @@ def compact(
     estimator: EstimatorName = "cjk",
     format: FormatOption = None,
     leaf: Leaf = None,
+    branch: Branch = None,
     strategy: StrategyOption = Strategy.keep_recent,
     tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
@@ -268,8 +274,9 @@ def compact(
     """
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
     chosen = _summarizer(summarizer, command, timeout, summarizer_max_tokens, instructions, lang)
-    request = _request(settings, format, leaf, summarizer=chosen, on_failure=on_failure.value, lang=lang.value,
-                       archive=None if no_archive else archive or _archive_path(), log=log or _log_path(),
+    request = _request(settings, format, leaf, branch=branch, summarizer=chosen, lang=lang.value,
+                       on_failure=on_failure.value, log=log or _log_path(),
+                       archive=None if no_archive else archive or _archive_path(),
                        if_needed=if_needed, cooldown=cooldown, lines=_line_range(range_, strategy),
                        allow_growth=allow_growth, append=append)  # fmt: skip
     where = _one_target(output, output_dir, in_place, dry_run)
@@ -291,6 +298,7 @@ def diag(
     estimator: EstimatorName = "cjk",
     format: FormatOption = None,
     leaf: Leaf = None,
+    branch: Branch = None,
     strategy: StrategyOption = Strategy.keep_recent,
     tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
@@ -315,7 +323,7 @@ def diag(
     from haocompact.compaction import NoCompaction
 
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
-    request = _request(settings, format, leaf, log=log or _log_path(), if_needed=if_needed)
+    request = _request(settings, format, leaf, branch=branch, log=log or _log_path(), if_needed=if_needed)
     found: list[bool] = []
 
     def one(source: Source, request: Request) -> None:
@@ -440,6 +448,8 @@ def _request(settings: CompactionSettings, format: str | None, leaf: str | None,
 
     if format is not None and format not in FORMATS:
         raise UsageError(f"no such format: {format} (known: {', '.join(FORMATS)})")
+    if leaf is not None and more.get("branch") is not None:
+        raise UsageError("--leaf and --branch contradict each other")
     return Request(settings=settings, format=format, leaf=leaf, **more)
 
 

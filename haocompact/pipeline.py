@@ -91,6 +91,7 @@ class Request:
     settings: CompactionSettings = DEFAULT_COMPACTION_SETTINGS
     format: str | None = None
     leaf: str | None = None
+    branch: int | None = None
     summarizer: Summarizer = OFFLINE
     on_failure: str = "degrade"
     lang: str = "en"
@@ -150,10 +151,20 @@ def load(source: Source, request: Request) -> tuple[Session, tuple[str, ...]]:
             detected = detect(records)
             name, mixed = detected.name, detected.others
         options = ReadOptions(leaf=request.leaf, repair=request.settings.repair)
-        return FORMATS[name].read(records, options), mixed
+        session = FORMATS[name].read(records, options)
+        if request.branch:
+            session = FORMATS[name].read(records, replace(options, leaf=_leaf(session, request.branch)))
+        return session, mixed
     except TranscriptError as error:
         error.path = error.path or source.path
         raise
+
+
+def _leaf(session: Session, branch: int) -> str:
+    """Id of the branch end with this number. Raises TranscriptError."""
+    if not 0 < branch <= len(session.leaves):
+        raise TranscriptError(f"there is no branch {branch}: {len(session.leaves) or 'no'} branch ends")
+    return session.leaves[branch - 1][1]
 
 
 def plan(source: Source, request: Request) -> Planned:
@@ -235,6 +246,7 @@ def figures(planned: Planned) -> dict[str, Any]:
         "read_files": reads,
         "modified_files": edits,
         "ends": session.ends,
+        "leaves": [name for _, name in session.leaves],
         "opaque_lines": session.opaque_lines,
         "unknown_kinds": dict(session.unknown),
         "warnings": [{"line": w.line or None, "text": w.text} for w in session.warnings],
@@ -886,7 +898,9 @@ def warnings_of(planned: Planned, *, everything: bool = False) -> list[str]:
         lines.append(f"{planned.path}: {len(hidden)} more lines that are kept as they are, not read ({more}"
                      f"{', ...' if len(hidden) > 10 else ''})")  # fmt: skip
     if planned.session.ends > 1:
-        lines.append(
-            f"{planned.path}: {planned.session.ends} branch ends; the newest is read (--leaf names another)"
-        )
+        leaves = list(enumerate(planned.session.leaves, 1))
+        more = "..., " if len(leaves) > WARNINGS_SHOWN else ""
+        shown = more + ", ".join(f"{n}: {name} (line {line})" for n, (line, name) in leaves[-WARNINGS_SHOWN:])
+        lines.append(f"{planned.path}: {planned.session.ends} branch ends: {shown}; the client's own choice is read "
+                     "unless --branch N or --leaf ID names one")  # fmt: skip
     return lines

@@ -54,7 +54,8 @@ class Session:
 
     `messages`: oldest first; a first message of kind compaction_summary is the summary that the client or
     haocompact wrote before. `unknown`: how many records there are of each kind that the adapter does not know.
-    `ends`: branch ends in the file (1 where there is no tree). `state` belongs to the adapter.
+    `leaves`: (line, id) of every branch end, in file order; none where there is no tree. `state` belongs to
+    the adapter.
     """
 
     format: str
@@ -64,8 +65,12 @@ class Session:
     unknown: Counter[str] = field(default_factory=Counter)
     session_id: str | None = None
     context_window: int | None = None
-    ends: int = 1
+    leaves: list[tuple[int, str]] = field(default_factory=list)
     state: Any = None
+
+    @property
+    def ends(self) -> int:
+        return max(1, len(self.leaves))
 
     @property
     def opaque_lines(self) -> int:
