@@ -553,13 +553,14 @@ def _each(
     paths: list[str] | None, request: Request, one: Callable[[Source, Request], None], as_json: bool
 ) -> None:
     """Run `one` over all transcripts; an unreadable one is reported and does not stop the others."""
-    from haocompact import files, show
+    from haocompact import files, pipeline, show
 
     failed: HaoError | None = None
     for path, _ in _found(paths or ["-"]):
         try:
             with files.open_source(path, sys.stdin.buffer) as source:
-                one(source, request)
+                for part in pipeline.conversations(source, request):
+                    one(part, request)
         except HaoError as error:
             if as_json:
                 print(show.dumps(show.error_json(error, path)))

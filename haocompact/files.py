@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from haocompact.errors import SourceBusy, SourceChanged, TranscriptError, WriteError
-from haocompact.records import Data, FileBytes, chunks_of
+from haocompact.records import Data, FileBytes, Records, chunks_of, read
 
 _SESSION_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
@@ -39,6 +39,13 @@ class Source:
     stamp: tuple[int, ...] | None = None
     compressed: bool = False
     _sha256: str | None = field(default=None, repr=False)
+    _records: Records | None = field(default=None, repr=False)
+
+    @property
+    def records(self) -> Records:
+        if self._records is None:
+            self._records = read(self.data)
+        return self._records
 
     @property
     def sha256(self) -> str:

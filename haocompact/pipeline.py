@@ -141,7 +141,7 @@ class Planned:
 
 def load(source: Source, request: Request) -> tuple[Session, tuple[str, ...]]:
     """Records, format, active conversation. Raises TranscriptError with the path."""
-    records = read(source.data)
+    records = source.records
     try:
         name: str | None = request.format
         mixed: tuple[str, ...] = ()
@@ -158,6 +158,27 @@ def load(source: Source, request: Request) -> tuple[Session, tuple[str, ...]]:
     except TranscriptError as error:
         error.path = error.path or source.path
         raise
+
+
+def conversations(source: Source, request: Request) -> list[Source]:
+    """The transcripts in a file: itself, or each line of a format whose lines are conversations of their own."""
+    found = _own_lines(source, request)
+    return [source] if found is None else [part for part in found if isinstance(part, Source)]
+
+
+def _own_lines(source: Source, request: Request) -> list[Source | bytes] | None:
+    """The lines of such a file, those that are no conversation as they are; None for any other file."""
+    records = source.records
+    try:
+        name = request.format or (detect(records).name if len(records) else "")
+    except TranscriptError:
+        return None
+    lines = getattr(FORMATS.get(name), "conversations", None)
+    if lines is None or len(records) < 2:
+        return None
+    own = set(lines(records))
+    return [Source(f"{source.path}:{i + 1}", records.raw(i), source.stamp) if i in own else records.raw(i)
+            for i in range(len(records))] if own else None  # fmt: skip
 
 
 def _leaf(session: Session, branch: int) -> str:
@@ -234,8 +255,10 @@ def figures(planned: Planned) -> dict[str, Any]:
         "should_compact": planned.should_compact,
         "keep_recent_tokens": settings.keep_recent_tokens,
         "reserve_tokens": settings.reserve_tokens,
-        "first_kept_line": plan.retained_tail[0].line if plan else None,
-        "turn_start_line": plan.turn_prefix_messages[0].line if plan and plan.turn_prefix_messages else None,
+        "first_kept_line": session.records.line(plan.retained_tail[0].line) if plan else None,
+        "turn_start_line": session.records.line(plan.turn_prefix_messages[0].line)
+        if plan and plan.turn_prefix_messages
+        else None,
         "is_split_turn": plan.is_split_turn if plan else False,
         "messages": sum(m.told and m.kind != COMPACTION_SUMMARY for m in session.messages),
         "summarize": _count(plan.messages_to_summarize) if plan else 0,
@@ -468,12 +491,11 @@ def _no_gain(outcome: CompactionPreparation, text: str, settings: CompactionSett
 
 def _bytes_of(records: Records, pieces: Sequence[Piece]) -> Iterator[bytes]:
     """Lines of the new file; each but the last of the input's own ends in a line end, and so does the last."""
-    newline = records.newline
     for piece in pieces:
-        line = (
+        raw = (
             records.raw(piece) if isinstance(piece, int) else piece if isinstance(piece, bytes) else piece[1]
         )
-        yield line if line.endswith(b"\n") else line + newline
+        yield records.ended(raw)
 
 
 def _check(adapter: Format, session: Session, outcome: CompactionPreparation, pieces: Sequence[Piece],
@@ -585,6 +607,9 @@ def _done(source: Source, result: Compacted | Skipped, output: str | None, warni
 
 def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None) -> Done:
     """Compact into a file, a folder or a stream; None is a dry run. A skip passes the input through unchanged."""
+    own = _own_lines(source, request)
+    if own is not None:
+        return _compact_each(source, own, request, target)
     result = compact(source, request)
     if isinstance(target, Path) and target.is_dir():
         target = target / _file_name(source.path, result)
@@ -596,6 +621,44 @@ def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None
         store(result)
         _deliver(result.output, target)
     return _done(source, result, _name(target), warning)
+
+
+def _compact_each(source: Source, parts: Sequence[Source | bytes], request: Request,
+                  target: Path | IO[bytes] | None) -> Done:  # fmt: skip
+    """Every conversation by itself; a line that is none, or that can't be read, stays as it is."""
+    output: list[bytes] = []
+    results: list[Compacted | Skipped] = []
+    for part in parts:
+        result = _attempt(part, request) if isinstance(part, Source) else None
+        results += [result] if result is not None else []
+        made = (
+            result.output[:]
+            if isinstance(result, Compacted)
+            else part
+            if isinstance(part, bytes)
+            else part.data[:]
+        )
+        output.append(made if made.endswith(b"\n") else made + b"\n")
+        if isinstance(result, Compacted) and target is not None:
+            store(result)
+    done = next((r for r in results if isinstance(r, Compacted)), None) or next(iter(results), None)
+    if done is None:
+        raise TranscriptError("none of its lines can be read as a conversation", path=source.path)
+    if isinstance(target, Path) and target.is_dir():
+        target = target / _file_name(source.path, done)
+    whole = b"".join(output) if isinstance(done, Compacted) else source.data
+    _deliver(whole, target)
+    count = sum(isinstance(r, Compacted) for r in results)
+    told = _done(source, done, _name(target), None)
+    return replace(told, path=source.path, bytes_after=len(whole), bytes_before=len(source.data),
+                   figures=told.figures | {"conversations": len(results), "compacted": count})  # fmt: skip
+
+
+def _attempt(part: Source, request: Request) -> Compacted | Skipped | None:
+    try:
+        return compact(part, request)
+    except TranscriptError:
+        return None
 
 
 def _file_name(path: str, result: Compacted | Skipped) -> str:
@@ -634,6 +697,8 @@ def compact_in_place(path: str, request: Request) -> Done:
     if target.is_dir():
         raise TranscriptError("is a directory", path=path)
     with open_source(path) as source, locked(target):
+        if _own_lines(source, request) is not None:
+            raise UsageError(f"{path}: each line is a conversation of its own: write it with -o")
         if source.compressed:
             raise UsageError(f"{path}: a compressed transcript can't be compacted in place: write it with -o")
         result = compact(source, request)
@@ -792,7 +857,8 @@ def _archived_messages(archive: Archive, hash: str) -> tuple[list[Message], Form
         return list(together([Record(number, raw) for number, raw in enumerate(lines, 1)])), adapter
     numbers = archive.message_lines(segment.hash)
     raws = archive.lines(segment.hash, numbers)
-    found = (adapter.message_of(Record(n + 1, raw)) for n, raw in zip(numbers, raws, strict=True))
+    record = getattr(adapter, "record", Record)
+    found = (adapter.message_of(record(n + 1, raw)) for n, raw in zip(numbers, raws, strict=True))
     return [m for m in found if m is not None], adapter
 
 
@@ -837,8 +903,23 @@ def restore(source: Source, request: Request, hash: str | None = None) -> Iterat
     if hash is not None:
         yield from restore_input(hash, request, source.path)
         return
+    own = _own_lines(source, request)
+    if own is not None:
+        for part in own:
+            yield from _restored_line(part, request)
+        return
     with _archive(request) as archive:
         yield from _restored(archive, source, request)
+
+
+def _restored_line(part: Source | bytes, request: Request) -> Iterator[bytes]:
+    """A conversation as it was, or, when nothing of it is archived, as it is."""
+    if isinstance(part, bytes):
+        yield part
+        return
+    with _archive(request) as archive:
+        run = _run_of(archive, part.data)
+        yield from archive.restore(run) if run is not None else (part.data[:],)
 
 
 def _restored(archive: Archive, source: Source, request: Request) -> Iterator[bytes]:

@@ -307,10 +307,11 @@ class Listing:
 
 def read_list(name: str, records: Records, message_of: Callable[[Record], Message | None],
               parts: Callable[[Json], Parts], options: ReadOptions, *,
-              native_summary: bool = False) -> Session:  # fmt: skip
+              native_summary: bool = False, silent: Sequence[str] = ()) -> Session:  # fmt: skip
     """One message a line in file order; leading system lines and headers are no part of the conversation.
 
     Without a summary record of the format's own, only the first message may be one; later, its text is a quote.
+    `silent`: types of records that are known to say nothing.
     """
     unknown: list[tuple[int, str]] = []
     session = Session(name, records, [], state=Listing())
@@ -321,7 +322,7 @@ def read_list(name: str, records: Records, message_of: Callable[[Record], Messag
         if message is None or (message.role == "system" and not session.messages):
             if record.dict and not session.messages:
                 listing.head.append(index)
-            if message is None and record.dict:
+            if message is None and record.dict and word(record.dict.get("type")) not in silent:
                 unknown.append((record.number, word(record.dict.get("role")) or "no role"))
             continue
         if message.kind != COMPACTION_SUMMARY or session.messages:
