@@ -44,6 +44,7 @@ _CODE_VALUE = re.compile(
     r"[$<{(\[*%]|.*[(\[{]|(?:none|null|true|false|str|string|undefined|required|optional)\b", re.IGNORECASE
 )
 
+
 def mask_secrets(text: str) -> str:
     """Replace the values of secrets and keep their names: `api_key=[REDACTED]`."""
     return _masked(text, lambda kind, value: None)
@@ -155,5 +156,5 @@ _UNWANTED = ("High Entropy", "Keyword", "Private Key", "Public IP")
 def _plugins() -> tuple[Any, ...]:
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
-    found = get_mapping_from_secret_type_to_class()
+    found: dict[str, Any] = get_mapping_from_secret_type_to_class()
     return tuple(found[kind]() for kind in sorted(found) if not any(word in kind for word in _UNWANTED))

@@ -71,7 +71,9 @@ _BASE64 = "[A-Za-z0-9+/=]{60,}"
 _DATA_URL = re.compile(rf"(data:[\w.+-]+/[\w.+-]+;base64,){_BASE64}(?:\r?\n{_BASE64})*")
 
 
-def serialize_conversation(messages: Iterable[Message], *, repair: bool = True, mask: Mask | None = None) -> str:
+def serialize_conversation(
+    messages: Iterable[Message], *, repair: bool = True, mask: Mask | None = None
+) -> str:
     """The seed's text form: `[User]: ...`, `[Assistant thinking]: ...`, `[Tool result]: ...` and so on.
 
     Tool results are cut at 2000 characters. With `repair`, text can neither close the frame nor open a
@@ -377,7 +379,9 @@ class Prompted:
 
     def summarize(self, plan: CompactionPreparation, report: Report | None = None) -> str:
         report = Report() if report is None else report
-        texts = dict(zip((tasks := self._tasks(plan, report)), self._folded(plan, tasks, report), strict=True))
+        texts = dict(
+            zip((tasks := self._tasks(plan, report)), self._folded(plan, tasks, report), strict=True)
+        )
         body = texts.get("history") or (self._previous(plan) if plan.settings.repair else None) or NO_HISTORY
         return body + TURN_CONTEXT + texts["turn prefix"] if "turn prefix" in texts else body
 

@@ -32,7 +32,9 @@ ALLOWED = {  # module -> what it may import of haocompact
     "compaction": {"errors", "cjk", "jsjson"},
     "archive": {"errors"},
     "redact": set(),
-    **dict.fromkeys(("ccr", "segment", "ledger", "chunks", "summarize", "model", "diag", "formats.session"), MIDDLE),
+    **dict.fromkeys(
+        ("ccr", "segment", "ledger", "chunks", "summarize", "model", "diag", "formats.session"), MIDDLE
+    ),
     **dict.fromkeys(ADAPTERS, MIDDLE),
     "formats.__init__": MIDDLE | ADAPTERS,
     "files": {"errors", "records"},
@@ -140,7 +142,7 @@ def test_every_dependency_is_used():
     import tomllib
 
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    names = {d.split(">")[0].split("[")[0] for d in wanted}
+    names = {d.split(">")[0].split("[")[0].replace("-", "_") for d in wanted}
     used = {n.partition(".")[0] for p in MODULES.values() for n, _, _ in imports_of(p)}
     assert names - {"openai"} <= used
     assert used & set(THIRD_PARTIES) <= names
