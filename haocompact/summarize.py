@@ -227,7 +227,7 @@ class _Wording:
         return Task(name, failure, blocks, earlier, max_tokens, prompt, check, parts=self.repair)
 
     def focused(self, prompt: str) -> str:
-        return f"{prompt}\n\nAdditional focus: {self.mask(self.focus)}" if self.focus else prompt
+        return f"{prompt}\n\nAdditional focus: {self.focus}" if self.focus else prompt
 
     def history(self, messages: Sequence[Message], previous: str | None, max_tokens: int) -> Task:
         return self.task("history", "Summarization failed", messages, previous, max_tokens,
@@ -397,7 +397,8 @@ class Prompted:
     def _tasks(self, plan: CompactionPreparation, report: Report) -> dict[str, Task]:
         """By name, in the order of the conversation."""
         redactor = Redactor() if self.redact else None
-        wording = _Wording(self.focus, plan.settings.repair, redactor or str)
+        mask = redactor or str
+        wording = _Wording(mask(self.focus) if self.focus else None, plan.settings.repair, mask)
         history, prefix = _told(plan.messages_to_summarize), _told(plan.turn_prefix_messages)
         previous, limit, tasks = self._previous(plan), self.model_max_tokens, list[Task]()
         if plan.settings.strategy == "segment":

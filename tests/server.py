@@ -74,7 +74,11 @@ class Handler(BaseHTTPRequestHandler):
     def send(self, status, body, headers):
         data = json.dumps(body).encode() if not isinstance(body, bytes) else body
         self.send_response(status)
-        for name, value in {"content-type": "application/json", **headers, "content-length": str(len(data))}.items():
+        for name, value in {
+            "content-type": "application/json",
+            **headers,
+            "content-length": str(len(data)),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)

@@ -267,7 +267,9 @@ def test_reasoning_and_fences_are_no_part_of_a_summary(server, model, tmp_path, 
 )
 def test_a_text_in_place_of_a_summary(server, model, tmp_path, text, reason):
     server.script = [reply(text)]
-    assert run(chat(tmp_path), Prompted("openai", model())).summary.degraded == f"Summarization failed: {reason}"
+    assert (
+        run(chat(tmp_path), Prompted("openai", model())).summary.degraded == f"Summarization failed: {reason}"
+    )
 
 
 # ------------------------------------------------------------------------------ from end to end
@@ -286,7 +288,11 @@ def run(path, summarizer, **settings):
 def split_chat(tmp_path):
     """A transcript whose cut splits the last turn."""
     path = chat(tmp_path, turns=3)
-    more = [("user", "LAST request"), ("assistant", "first " + "bean " * 600), ("assistant", "second " + "bean " * 600)]
+    more = [
+        ("user", "LAST request"),
+        ("assistant", "first " + "bean " * 600),
+        ("assistant", "second " + "bean " * 600),
+    ]
     with path.open("ab") as file:
         file.writelines(json.dumps({"role": r, "content": c}).encode() + b"\n" for r, c in more)
     return path
@@ -328,7 +334,9 @@ def test_a_rate_limit_holds_for_all_requests(server, model):
 
 
 def test_usage_and_cost(server, model, tmp_path):
-    request = Request(SETTINGS, summarizer=Prompted("openai", model()), archive=tmp_path / "a.db", prices=(2.0, 10.0))
+    request = Request(
+        SETTINGS, summarizer=Prompted("openai", model()), archive=tmp_path / "a.db", prices=(2.0, 10.0)
+    )
     with open_source(str(chat(tmp_path))) as source:
         done = compact_to(source, request, tmp_path / "out.jsonl")
     found = show.done_json(done)
@@ -349,7 +357,9 @@ def test_tokens_that_a_server_does_not_count_are_estimated(server, model, tmp_pa
 
 @pytest.mark.parametrize("id", ["B26", "B28"])
 def test_cases_of_failed_answers(server, model, tmp_path, id):
-    server.script = [reply("...and after that the valve was set to thr", "length") if id == "B26" else reply("  \n")]
+    server.script = [
+        reply("...and after that the valve was set to thr", "length") if id == "B26" else reply("  \n")
+    ]
     path = tmp_path / "s.jsonl"
     path.write_bytes((Path(__file__).parent / "cases" / f"{id}.jsonl").read_bytes())
     settings = CompactionSettings(keep_recent_tokens=400, reserve_tokens=1024, estimator=CHARS)
@@ -435,7 +445,9 @@ def test_a_bad_answer_is_not_kept(server, model, tmp_path):
 
 
 def test_the_key_of_an_answer_is_all_that_it_depends_on(tmp_path):
-    keys = {Answers(tmp_path, name).key(prompt, limit) for name in "ab" for prompt in "pq" for limit in (1, 2)}
+    keys = {
+        Answers(tmp_path, name).key(prompt, limit) for name in "ab" for prompt in "pq" for limit in (1, 2)
+    }
     assert len(keys) == 8
     with Archive.open(tmp_path / "a.db", create=True) as archive:
         assert archive.answer("k") is None
@@ -499,7 +511,9 @@ def test_a_dry_run_prints_the_requests_and_their_cost(server, tmp_path):
     asks = found["requests"]
     assert [a["name"] for a in asks] == [f"history {i + 1}/{len(asks)}" for i in range(len(asks))]
     assert all(a["input_tokens"] + a["max_tokens"] <= 6000 for a in asks)
-    assert found["cost"] == pytest.approx(sum(a["input_tokens"] * 2 + a["max_tokens"] * 10 for a in asks) / 1e6)
+    assert found["cost"] == pytest.approx(
+        sum(a["input_tokens"] * 2 + a["max_tokens"] * 10 for a in asks) / 1e6
+    )
     assert found["usage"] is found["tokens_after"] is None
     assert len(text) == 1 + len(asks)
     assert f"{len(asks)} requests to openai" in text[0]
