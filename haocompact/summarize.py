@@ -15,7 +15,6 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -421,6 +420,8 @@ class Prompted:
         fold = self._asker(plan, report).fold
         if not self.side_by_side or len(tasks) < 2:
             return [fold(task) for task in tasks.values()]
+        from concurrent.futures import ThreadPoolExecutor  # here: it is slow to load, and few need it
+
         with ThreadPoolExecutor(len(tasks)) as threads:
             futures = [threads.submit(fold, task) for task in tasks.values()]
             try:
