@@ -62,6 +62,7 @@ class Task:
 class Report:
     """What a summary took. `redacted`: secrets masked in what was sent, by kind. `notes`: for the user."""
 
+    asked: str = ""
     spent: list[Spent] = field(default_factory=list)
     redacted: dict[str, int] | None = None
     notes: list[str] = field(default_factory=list)

@@ -590,7 +590,11 @@ def _summarizer(asked: _Asked) -> Summarizer:
 
 def _chosen(asked: _Asked) -> SummarizerName:
     """The one summarizer that is named. A model in the environment or the settings file sends nothing by itself."""
-    kinds = {"command": SummarizerName.command, "model": SummarizerName.openai, "base_url": SummarizerName.openai}
+    kinds = {
+        "command": SummarizerName.command,
+        "model": SummarizerName.openai,
+        "base_url": SummarizerName.openai,
+    }
     named = {f"--{option.replace('_', '-')}": kind for option, kind in kinds.items() if option in asked.typed}
     if asked.name is not None and "summarizer" in asked.typed:
         named[f"--summarizer {asked.name.value}"] = asked.name
@@ -614,18 +618,19 @@ def _of_model(asked: _Asked) -> Summarizer:
     model = OpenAI(asked.model, asked.base_url, asked.key_variable, asked.temperature, asked.timeout, asked.retries,
                    asked.concurrency)  # fmt: skip
     return Prompted("openai", model, redact=asked.redact is not False, side_by_side=True,
+                    asked=model.place,
                     **_prompting(asked, model.identity))  # fmt: skip
 
 
 def _of_command(asked: _Asked) -> Summarizer:
+    from haocompact.redact import mask_error
     from haocompact.summarize import Command, Prompted
 
     if asked.command is None:
         raise UsageError("--summarizer command needs --command")
     command = Command(asked.command, asked.timeout, asked.shell)
-    return Prompted(
-        "command", command, redact=bool(asked.redact), **_prompting(asked, f"command {asked.command}")
-    )
+    return Prompted("command", command, redact=bool(asked.redact), asked=mask_error(asked.command),
+                    **_prompting(asked, f"command {asked.shell} {asked.command}"))  # fmt: skip
 
 
 def _prompting(asked: _Asked, identity: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from haocompact.redact import SECRET, mask_error
 if TYPE_CHECKING:
     import openai
 
+OPENAI_URL = "https://api.openai.com/v1"
 NO_KEY = "none"  # what a local server is given; it takes anything
 LONGEST_PAUSE = 60.0  # seconds of Retry-After that are honoured, as in the client
 SHOWN = 200  # characters of a server's own words in an error
@@ -58,9 +59,17 @@ class OpenAI:
         _loop(os.getpid()).call_soon_threadsafe(_cancel_all)
 
     @property
+    def place(self) -> str:
+        """Model and server, in words; a URL's password is no part of them."""
+        return mask_error(
+            f"{self.model} at {self.base_url or os.environ.get('OPENAI_BASE_URL') or OPENAI_URL}"
+        )
+
+    @property
     def identity(self) -> str:
         """What an answer depends on beside the prompt."""
-        return json.dumps(["openai", self.base_url, self.model, self.temperature])
+        url = self.base_url or os.environ.get("OPENAI_BASE_URL")
+        return json.dumps(["openai", url, self.model, self.temperature])
 
     @cached_property
     def _server(self) -> _Server:

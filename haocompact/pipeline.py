@@ -322,7 +322,7 @@ def rehearse(source: Source, request: Request, summarizer: Prompted) -> Done:
     planned, outcome = _decided(source, request)
     if isinstance(outcome, NoCompaction):
         return _done(source, Skipped(planned, outcome), None, request)
-    report, size = Report(), len(source.data)
+    report, size = Report(summarizer.asked), len(source.data)
     asks = tuple(summarizer.requests(outcome, report))
     return Done(source.path, figures(planned), summarizer=summarizer.name, bytes_before=size,
                 bytes_after=size, warnings=tuple(warnings_of(planned)), asks=asks, report=report,

@@ -336,7 +336,8 @@ def asks_text(done: Done, prompts: bool) -> list[str]:
     sent, received = sum(a.input_tokens for a in asks), sum(a.max_tokens for a in asks)
     many = f"{len(asks)} request{'s' * (len(asks) != 1)}"
     cost = "" if done.cost is None else f", cost at most {done.cost:.6g}"
-    lines = [f"{visible(done.path)}: {many} to {visible(done.summarizer)}, about {sent:,} tokens in, "
+    whom = visible(done.report.asked if done.report and done.report.asked else done.summarizer)
+    lines = [f"{visible(done.path)}: {many} to {whom}, about {sent:,} tokens in, "
              + (f"at most {received:,} out" if received else "no limit on the output") + cost]  # fmt: skip
     for ask in asks:
         limit = f"{ask.max_tokens:,}" if ask.max_tokens else "no limit"
@@ -421,6 +422,7 @@ def done_json(done: Done, prompts: bool = False) -> dict[str, Any]:
         "archive": done.archive,
         "hash": done.hash or None,
         "summarizer": done.summarizer or None,
+        "asked": (done.report.asked or None) if done.report else None,
         "degraded": done.degraded is not None,
         "degraded_reason": done.degraded,
         "tokens_after": done.tokens_after if made else None,

@@ -362,7 +362,7 @@ class Prompted:
     """A program or a model that answers the seed's prompts: the history's, and the turn prefix's.
 
     `window`: tokens that one request may have, 0 when that is not known. `redact`: secrets are masked in what
-    is sent. `answers`: where answers are kept. `side_by_side`: both requests at once.
+    is sent. `answers`: where answers are kept. `side_by_side`: both requests at once. `asked`: whom, in words.
     """
 
     name: str
@@ -375,6 +375,7 @@ class Prompted:
     answers: Answers | None = None
     side_by_side: bool = False
     progress: Callable[[str], None] | None = None
+    asked: str = ""
 
     def summarize(self, plan: CompactionPreparation, report: Report | None = None) -> str:
         report = Report() if report is None else report
@@ -445,7 +446,7 @@ def _told(messages: Sequence[Message]) -> list[Message]:
 def compact_context(plan: CompactionPreparation, summarizer: Summarizer, *, on_failure: str = "degrade",
                     lang: str = "en") -> Summary:  # fmt: skip
     """The summary of a plan. `on_failure`: "degrade" to the excerpt, or "fail" (raises SummaryError)."""
-    report = Report() if isinstance(summarizer, Prompted) else None
+    report = Report(summarizer.asked) if isinstance(summarizer, Prompted) else None
     try:
         return Summary(summarizer.summarize(plan, report), summarizer.name, report=report)
     except SummaryError as error:

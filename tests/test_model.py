@@ -473,6 +473,7 @@ def test_a_model_named_on_the_command_line_is_asked(server, tmp_path):
                "--json", "--price-in", "1")  # fmt: skip
     assert (done.returncode, len(server.asked)) == (0, 1)
     found = json.loads(done.stdout)
+    assert found["asked"] == f"tiny at {server.url}"
     assert (found["summarizer"], found["degraded"], found["redacted"]) == ("openai", False, {})
     assert found["cost"] == pytest.approx(100 / 1e6)
 
@@ -516,7 +517,7 @@ def test_a_dry_run_prints_the_requests_and_their_cost(server, tmp_path):
     )
     assert found["usage"] is found["tokens_after"] is None
     assert len(text) == 1 + len(asks)
-    assert f"{len(asks)} requests to openai" in text[0]
+    assert f"{len(asks)} requests to tiny at {server.url}, about" in text[0]
     server.script = [reply(SUMMARY)]
     cli(*words[:-1], "-o", tmp_path / "out")
     assert len(server.asked) == len(asks)
@@ -530,6 +531,56 @@ def test_the_prompts_are_shown_as_they_would_be_sent(server, tmp_path):
     cli(*words, "-o", tmp_path / "out")
     assert [m["content"] for m in server.asked[0]["messages"]] == [ask["system"], ask["prompt"]]
     assert ask["prompt"] in shown
+
+
+def test_secrets_are_masked_for_a_model_and_for_a_program_when_asked(server, tmp_path):
+    path = chat(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"user 0", b"user 0 password=hunter2"))
+    before, echo = path.read_bytes(), f"sh -c 'cat >{tmp_path}/prompt; printf \"## Goal\\nx\"'"
+    model, program = ("--model", "tiny", "--base-url", server.url), ("--command", echo)
+    for words, masked in (
+        (model, True),
+        ((*model, "--no-redact"), False),
+        (program, False),
+        ((*program, "--redact"), True),
+    ):
+        done = cli("compact", path, *SMALL, *words, "-o", tmp_path / "out", "--json")
+        sent = server.prompts()[-1] if words[0] == "--model" else (tmp_path / "prompt").read_text()
+        assert ("hunter2" in sent, "password=[REDACTED]" in sent) == (not masked, masked)
+        assert json.loads(done.stdout)["redacted"] == ({"password or token": 1} if masked else None)
+        assert ("masked in what is sent: 1 password or token" in done.stderr) == masked
+    restored = subprocess.run([sys.executable, "-m", "haocompact", "retrieve", str(tmp_path / "out"), "--restore"],
+                              capture_output=True, timeout=60)  # fmt: skip
+    assert restored.stdout == before
+
+
+def test_a_skip_asks_for_nothing(server, tmp_path):
+    words = ("compact", chat(tmp_path, turns=1), "--model", "tiny", "--base-url", server.url)
+    for more in (["--dry-run"], ["--show-prompt"], ["-o", tmp_path / "out"]):
+        done = cli(*words, *more)
+        assert (done.returncode, "[COMPACT_NONE]" in done.stderr, server.asked) == (0, True, [])
+
+
+def test_a_model_of_a_small_window_in_the_settings_file(server, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'summarizer = "openai"\nmodel = "tiny"\nbase-url = "{server.url}"\nsummarizer-window = 6000\n'
+    )
+    env = {"HAOCOMPACT_CONFIG": str(config)}
+    done = cli("compact", chat(tmp_path, turns=30), *SMALL, "-o", tmp_path / "out", env=env)
+    assert (done.returncode, len(server.asked) > 1) == (0, True)
+    asked = len(server.asked)
+    cli(
+        "compact",
+        chat(tmp_path, turns=30),
+        *SMALL,
+        "-o",
+        tmp_path / "out",
+        "--summarizer",
+        "extract",
+        env=env,
+    )
+    assert len(server.asked) == asked
 
 
 def test_many_files_go_to_one_server(server, tmp_path):

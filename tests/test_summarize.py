@@ -531,6 +531,20 @@ def test_no_shell_is_involved(tmp_path):
     assert Command(line)("p", "s", 1) == "['$HOME', ';', 'a b']\n"
 
 
+def test_a_shell_is_involved_when_it_is_asked_for(tmp_path):
+    assert Command("cat >/dev/null; echo $HOME | tr -d '\n'", shell=True)("p", "s", 1) == os.environ["HOME"]
+    with pytest.raises(SummaryError, match=r"^/bin/sh gave no answer within 0\.5 s$"):
+        Command("sleep 60 | cat", 0.5, shell=True)("p", "s", 1)
+    with pytest.raises(SummaryError, match=r"^/bin/sh ended with exit code 3: oops$"):
+        Command("echo oops >&2; exit 3", shell=True)("p", "s", 1)
+
+
+def test_a_program_that_says_nothing_is_quoted_on_why(tmp_path):
+    code = "import sys; print(*'abcd', sep='\\n\\n', file=sys.stderr)"
+    assert failure(program(tmp_path, code)) == "empty response: b | c | d"
+    assert failure("true") == "empty response"
+
+
 CHAT = b"".join(
     json.dumps({"role": role, "content": f"{role} {i} " + "bean " * 300}).encode() + b"\n"
     for i in range(8)
