@@ -101,12 +101,16 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request that would be made. `input_tokens` are estimated, with a running summary at its largest."""
+    """One request that would be made. `input_tokens` are estimated, with a running summary at its largest.
+
+    `answered`: the archive has its answer, so that it costs nothing.
+    """
 
     name: str
     prompt: str
     input_tokens: int
     max_tokens: int
+    answered: bool = False
     system: str = SUMMARIZATION_SYSTEM_PROMPT
 
 
@@ -312,12 +316,17 @@ class Asker:
         """The requests that `fold` would make if every answer is as long as it may be."""
         chunks = partition(task, task.blocks, self.window, self.estimator)
         limit = answer_limit(task.max_tokens, self.window)
-        found = []
+        found, running = [], task.previous
         for number, chunk in enumerate(chunks):
-            prompt = task.prompt(texts_of(chunk), RUNNING if number else task.previous)
-            size = tokens(SUMMARIZATION_SYSTEM_PROMPT, self.estimator) + tokens(prompt, self.estimator)
+            prompt = task.prompt(texts_of(chunk), running)
+            unknown = limit if running == RUNNING else 0
+            size = (
+                tokens(SUMMARIZATION_SYSTEM_PROMPT, self.estimator) + tokens(prompt, self.estimator) + unknown
+            )
             name = f"{task.name} {number + 1}/{len(chunks)}" if len(chunks) > 1 else task.name
-            found.append(Ask(name, prompt, size + (limit if number else 0), limit))
+            answer = self.answers.find(self.answers.key(prompt, limit)) if self.answers else None
+            found.append(Ask(name, prompt, size, limit, answer is not None))
+            running = RUNNING if answer is None else answer
         return found
 
     def _tell(self, task: Task, chunk: Sequence[Block], done: int, waiting: int) -> None:

@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from haocompact.chunks import Answer
@@ -46,8 +46,8 @@ class OpenAI:
     concurrency: int = 4
 
     def __call__(self, prompt: str, system_prompt: str, max_tokens: int) -> Answer:
-        waiting = asyncio.run_coroutine_threadsafe(self._server.ask(prompt, system_prompt, max_tokens),
-                                                   _loop(os.getpid()))  # fmt: skip
+        server = self._server
+        waiting = asyncio.run_coroutine_threadsafe(server.ask(prompt, system_prompt, max_tokens), server.loop)
         try:
             return waiting.result()
         except BaseException:
@@ -55,8 +55,9 @@ class OpenAI:
             raise
 
     def stop(self) -> None:
-        """End all requests that are under way."""
-        _loop(os.getpid()).call_soon_threadsafe(_cancel_all)
+        """End all requests that are under way, and make no more."""
+        self._server.stopped = True
+        self._server.loop.call_soon_threadsafe(_cancel_all)
 
     @property
     def place(self) -> str:
@@ -86,28 +87,24 @@ class OpenAI:
 _opening = threading.Lock()
 
 
-@cache
-def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """The event loop of a process, in a thread that ends with it."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name=f"haocompact-{process}", daemon=True).start()
-    return loop
-
-
 def _cancel_all() -> None:
     for task in asyncio.all_tasks():
         task.cancel()
 
 
 class _Server:
-    """The client, and what was learned about its server in this run."""
+    """The client, an event loop for it in a thread that ends with the process, and what this run has learned."""
 
     def __init__(self, settings: OpenAI) -> None:
         import openai
 
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, name="haocompact-model", daemon=True).start()
         self._settings = settings
         self._key = os.environ.get(settings.key_variable, "").strip()
         self._limit = "max_completion_tokens"
+        self._most = 0  # output tokens that the model can give, once its server has said so
+        self.stopped = False
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._not_before = 0.0
         hooks: dict[str, list[Callable[..., Any]]] = {
@@ -127,6 +124,8 @@ class _Server:
         import openai
 
         async with self._slots:
+            if self.stopped:
+                raise asyncio.CancelledError
             try:
                 async with asyncio.timeout(self._settings.timeout):
                     body = await self._post(prompt, system_prompt, max_tokens)
@@ -145,19 +144,30 @@ class _Server:
                 raise SummaryError(self._safe(str(error.args[0])), tokens=error.tokens) from None
 
     async def _post(self, prompt: str, system_prompt: str, max_tokens: int) -> str:
-        """The body of a reply; the name of the output limit is the one that this server takes."""
+        """The body of a reply; the output limit has the name and the size that this server takes."""
         import openai
 
-        try:
-            return await self._create(prompt, system_prompt, max_tokens)
-        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            if self._limit == "max_tokens" or not _refuses_limit(error.response.text):
-                raise
+        while True:
+            try:
+                return await self._create(prompt, system_prompt, max_tokens)
+            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+                if not self._learned(error.response.text):
+                    raise
+
+    def _learned(self, complaint: str) -> bool:
+        """Whether a refusal says something new about the output limit."""
+        most = _AT_MOST.search(complaint)
+        if most and not self._most:
+            self._most = int(most.group(1))
+        elif "max_completion_tokens" in complaint and not most and self._limit != "max_tokens":
             self._limit = "max_tokens"
-            return await self._create(prompt, system_prompt, max_tokens)
+        else:
+            return False
+        return True
 
     async def _create(self, prompt: str, system_prompt: str, max_tokens: int) -> str:
-        more: dict[str, Any] = {self._limit: max_tokens} if max_tokens else {}
+        limit = min(max_tokens, self._most) if self._most else max_tokens
+        more: dict[str, Any] = {self._limit: limit} if limit else {}
         if self._settings.temperature is not None:
             more["temperature"] = self._settings.temperature
         reply = await self._client.chat.completions.with_raw_response.create(
@@ -202,8 +212,7 @@ def _seconds(value: str | None) -> float:
         return 0.0
 
 
-def _refuses_limit(text: str) -> bool:
-    return "max_completion_tokens" in text and not re.search(r"too large|at most|maximum", text)
+_AT_MOST = re.compile(r"(?:at most|maximum of) (\d+) (?:completion|output) tokens", re.IGNORECASE)
 
 
 def _root(error: BaseException) -> str:

@@ -324,9 +324,10 @@ def rehearse(source: Source, request: Request, summarizer: Prompted) -> Done:
         return _done(source, Skipped(planned, outcome), None, request)
     report, size = Report(summarizer.asked), len(source.data)
     asks = tuple(summarizer.requests(outcome, report))
+    paid = [ask for ask in asks if not ask.answered]
     return Done(source.path, figures(planned), summarizer=summarizer.name, bytes_before=size,
                 bytes_after=size, warnings=tuple(warnings_of(planned)), asks=asks, report=report,
-                cost=_cost(sum(a.input_tokens for a in asks), sum(a.max_tokens for a in asks), request))  # fmt: skip
+                cost=_cost(sum(a.input_tokens for a in paid), sum(a.max_tokens for a in paid), request))  # fmt: skip
 
 
 def _cost(sent: int, received: int, request: Request) -> float | None:

@@ -333,7 +333,8 @@ def done_line(done: Done) -> str:
 def asks_text(done: Done, prompts: bool) -> list[str]:
     """The requests of a dry run, a line each; with `prompts`, each in full."""
     asks = done.asks or ()
-    sent, received = sum(a.input_tokens for a in asks), sum(a.max_tokens for a in asks)
+    sent = sum(a.input_tokens for a in asks if not a.answered)
+    received = sum(a.max_tokens for a in asks if not a.answered)
     many = f"{len(asks)} request{'s' * (len(asks) != 1)}"
     cost = "" if done.cost is None else f", cost at most {done.cost:.6g}"
     whom = visible(done.report.asked if done.report and done.report.asked else done.summarizer)
@@ -341,7 +342,8 @@ def asks_text(done: Done, prompts: bool) -> list[str]:
              + (f"at most {received:,} out" if received else "no limit on the output") + cost]  # fmt: skip
     for ask in asks:
         limit = f"{ask.max_tokens:,}" if ask.max_tokens else "no limit"
-        lines.append(f"  {ask.name}: about {ask.input_tokens:,} tokens in, {limit} out")
+        free = ", answered before" if ask.answered else ""
+        lines.append(f"  {ask.name}: about {ask.input_tokens:,} tokens in, {limit} out{free}")
         if prompts:
             lines += ["--- system prompt", printable(ask.system), "--- prompt", printable(ask.prompt), "---"]
     return lines
@@ -437,7 +439,8 @@ def done_json(done: Done, prompts: bool = False) -> dict[str, Any]:
 
 def _ask_json(ask: Ask, prompts: bool) -> dict[str, Any]:
     texts = {"system": ask.system, "prompt": ask.prompt} if prompts else {}
-    return {"name": ask.name, "input_tokens": ask.input_tokens, "max_tokens": ask.max_tokens or None, **texts}
+    return {"name": ask.name, "input_tokens": ask.input_tokens, "max_tokens": ask.max_tokens or None,
+            "answered": ask.answered, **texts}  # fmt: skip
 
 
 def _usage_json(report: Report) -> dict[str, Any]:
@@ -446,8 +449,10 @@ def _usage_json(report: Report) -> dict[str, Any]:
 
 
 def error_json(error: HaoError, path: str | None = None) -> dict[str, Any]:
+    sent, received = getattr(error, "tokens", (0, 0))
+    usage = {"usage": {"input_tokens": sent, "output_tokens": received}} if sent or received else {}
     return {"version": VERSION, "path": error.path or path, "result": "error", "code": error.code,
-            "message": str(error.args[0]), "line": error.line}  # fmt: skip
+            "message": str(error.args[0]), "line": error.line, **usage}  # fmt: skip
 
 
 def directory_json(found: Directory) -> dict[str, Any]:

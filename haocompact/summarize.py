@@ -62,9 +62,11 @@ NOTICE = {
 Mask = Callable[[str], str]
 
 # --------------------------------------------------------------------------------- serialisation
-_FRAME = re.compile(r"<(?=/?(?:conversation|previous-summary)\b)", re.IGNORECASE)
+_FRAME = re.compile(r"<(?=[\s\u200b]*/?[\s\u200b]*(?:conversation|previous-summary)\b)", re.IGNORECASE)
 _SPEAKER = re.compile(
-    r"^\[(?=(?:User|Assistant|Assistant thinking|Assistant tool calls|Tool result|System)\]:)", re.M
+    r"(?:^|(?<=[\r\v\f\x85\u2028\u2029]))\["
+    r"(?=(?:User|Assistant|Assistant thinking|Assistant tool calls|Tool result|System)\]:)",
+    re.MULTILINE,
 )
 _BASE64 = "[A-Za-z0-9+/=]{60,}"
 _DATA_URL = re.compile(rf"(data:[\w.+-]+/[\w.+-]+;base64,){_BASE64}(?:\r?\n{_BASE64})*")
@@ -452,7 +454,8 @@ def compact_context(plan: CompactionPreparation, summarizer: Summarizer, *, on_f
     except SummaryError as error:
         reason = mask_error(str(error.args[0]))
         if on_failure == "fail":
-            raise SummaryError(reason) from error
+            tokens = (report.input_tokens, report.output_tokens) if report else (0, 0)
+            raise SummaryError(reason, tokens=tokens) from error
         return Summary(degraded_body(plan, reason, lang), summarizer.name, reason, report)
 
 

@@ -100,10 +100,29 @@ def test_the_older_name_of_the_limit_is_tried_and_remembered(server, model, stat
     assert [b.get("max_tokens") for b in server.asked] == [None, 7, 8]
 
 
-def test_a_limit_that_is_too_large_is_not_taken_for_an_unknown_name(server, model):
-    server.script = [error(400, "max_completion_tokens is too large: at most 4096 are supported")]
-    assert "HTTP 400: the request was refused (max_completion_tokens is too large" in failure(model())
-    assert len(server.asked) == 1
+def test_a_limit_beyond_the_model_is_lowered_and_remembered(server, model):
+    def small(body):
+        if body["max_completion_tokens"] > 4096:
+            return error(400, "max_completion_tokens is too large: 9999. This model supports at most 4096 completion "
+                         "tokens, whereas you provided 9999.")  # fmt: skip
+        return reply(SUMMARY)
+
+    server.script = [small]
+    asked = model()
+    assert asked("PROMPT", "SYSTEM", 9999).text == asked("PROMPT", "SYSTEM", 5000).text == SUMMARY
+    assert asked("PROMPT", "SYSTEM", 50).text == SUMMARY
+    assert [b["max_completion_tokens"] for b in server.asked] == [9999, 4096, 4096, 50]
+
+
+def test_a_request_that_stays_wrong_is_not_made_for_ever(server, model):
+    for text in (
+        "max_completion_tokens: at most 4096 completion tokens",
+        "unknown max_completion_tokens",
+        "bad",
+    ):
+        server.script = [error(400, text)]
+        assert failure(model()) == f"HTTP 400: the request was refused ({text})"
+    assert len(server.asked) == 2 + 2 + 1
 
 
 def test_it_travels_to_other_processes_without_its_key(server, model):
@@ -430,6 +449,8 @@ def test_what_was_answered_is_not_asked_again(server, model, tmp_path):
     assert second.summary.degraded is None
     assert (second.summary.report.reused, second.summary.report.requests) == (2, len(server.asked) - failed)
     assert not set(server.prompts()[:2]) & set(server.prompts()[failed:])
+    asks = summarizer().requests(first.planned.outcome, Report())
+    assert all(a.answered for a in asks)
     third = run(path, summarizer())
     assert (third.summary.report.requests, third.summary.body) == (0, second.summary.body)
     asked = len(server.asked)
@@ -594,10 +615,20 @@ def test_many_files_go_to_one_server(server, tmp_path):
             path.write_bytes(path.read_bytes().replace(b"user 0", b"user 0 DOOMED"))
     done = cli("compact", "--in-place", tmp_path, *SMALL, "--model", "tiny", "--base-url", server.url, "--jobs", "6",
                "--concurrency", "3", "--min-age", "0", "--json", "--retries", "0", "--on-failure", "fail")  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [f["result"] for f in found] == ["ok", "ok", "ok", "error", "ok", "ok"]
     assert (done.returncode, server.most) == (7, 3)
     assert "HTTP 500" in found[3]["message"]
+
+
+def test_what_a_failure_took_is_told(server, tmp_path):
+    server.script = [reply("cut", "length", usage=(500, 77))]
+    done = cli("compact", chat(tmp_path), *SMALL, "--model", "tiny", "--base-url", server.url, "-o", tmp_path / "out",
+               "--json", "--on-failure", "fail")  # fmt: skip
+    assert done.returncode == 5
+    assert json.loads(done.stdout)["usage"] == {"input_tokens": 500, "output_tokens": 77}
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_interrupted_run_ends_at_once_and_goes_on_where_it_was(server, tmp_path):
@@ -619,6 +650,24 @@ def test_an_interrupted_run_ends_at_once_and_goes_on_where_it_was(server, tmp_pa
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "2 answered before" in done.stderr) == (0, True)
     assert not set(server.prompts()[:2]) & set(server.prompts()[asked:])
+
+
+def test_an_interrupted_batch_ends_at_once(server, tmp_path):
+    for i in range(6):
+        chat(tmp_path, name=f"s{i}.jsonl")
+    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    words = [sys.executable, "-m", "haocompact", "compact", "--in-place", str(tmp_path), *SMALL, "--model", "tiny",
+             "--base-url", server.url, "--jobs", "4", "--concurrency", "2", "--min-age", "0"]  # fmt: skip
+    server.script = [lambda body: time.sleep(20)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE)
+    while len(server.asked) < 2:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    start = time.monotonic()
+    process.communicate(timeout=15)
+    assert time.monotonic() - start < 5
+    assert (process.returncode, len(server.asked)) == (130, 2)
+    assert {p: p.read_bytes() for p in before} == before
 
 
 def test_no_key_is_written_anywhere(server, tmp_path):
