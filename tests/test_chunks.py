@@ -115,7 +115,7 @@ def talk_of(items):
 
 @given(
     st.lists(MESSAGE, max_size=30).map(talk_of),
-    st.integers(1500, 6000),
+    st.integers(2000, 6000),  # any block of MESSAGE fits into what 2,000 leave
     st.none() | st.just("## Goal\n" + "p" * 900),
 )
 def test_every_chunk_fits_and_nothing_is_lost_or_parted(talk, window, previous):
