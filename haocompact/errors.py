@@ -61,10 +61,17 @@ class TranscriptError(HaoError):
 
 
 class SummaryError(HaoError):
-    """The summarizer failed, and its answer must not become a checkpoint."""
+    """The summarizer failed, and its answer must not become a checkpoint.
+
+    `tokens`: what the failed request took all the same (input, output), as its server counted.
+    """
 
     exit_code = 5
     code = "SUMMARY"
+
+    def __init__(self, message: str, *, tokens: tuple[int, int] = (0, 0)) -> None:
+        super().__init__(message)
+        self.tokens = tokens
 
 
 class ArchiveError(HaoError):

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from haocompact.archive import Archive, Damage, Run, Segment
 from haocompact.ccr import CcrEntry, parse_ccr_section, render_message, window, with_ccr_section
+from haocompact.chunks import Ask, Report
 from haocompact.compaction import (
     COMPACTION_SUMMARY,
     DEFAULT_COMPACTION_SETTINGS,
@@ -71,6 +72,7 @@ from haocompact.segment import (
 )
 from haocompact.summarize import (
     Extract,
+    Prompted,
     Summarizer,
     Summary,
     compact_context,
@@ -86,6 +88,7 @@ class Request:
 
     `cooldown`: seconds since the last compaction of the same transcript (with `if_needed`). `lines`: a
     narrower range for the segment strategy. `append`: the client's own record behind the old bytes.
+    `prices`: of a million tokens, sent and received.
     """
 
     settings: CompactionSettings = DEFAULT_COMPACTION_SETTINGS
@@ -102,6 +105,7 @@ class Request:
     lines: tuple[int, int] | None = None
     allow_growth: bool = False
     append: bool = False
+    prices: tuple[float, float] | None = None
 
 
 # ------------------------------------------------------------------------------------------ plan
@@ -315,27 +319,64 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A transcript that stays as it is, and why."""
+    """A transcript that stays as it is, and why. `summary`: one that was made and came out no shorter."""
 
     planned: Planned
     skip: NoCompaction
+    summary: Summary | None = None
 
 
 def compact(source: Source, request: Request) -> Compacted | Skipped:
     """Plan, summarise, rebuild, check. Nothing is written yet; raises SummaryError, TranscriptError."""
+    planned, outcome = _decided(source, request)
+    if isinstance(outcome, NoCompaction):
+        return Skipped(planned, outcome)
+    summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang)
+    made = _appended if request.append else _rebuilt
+    return made(source, request, planned, outcome, summary)
+
+
+def _decided(source: Source, request: Request) -> tuple[Planned, CompactionPreparation | NoCompaction]:
+    """The plan, and what comes of it for `compact`."""
     planned = plan(source, request)
     outcome = planned.outcome
     if isinstance(outcome, NoCompaction):
-        return Skipped(planned, outcome)
+        return planned, outcome
     if request.if_needed and (skip := not_needed(planned, request)) is not None:
-        return Skipped(planned, skip)
+        return planned, skip
     if planned.mixed:
         others = ", ".join(planned.mixed)
         raise TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
                               path=source.path)  # fmt: skip
-    summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang)
-    made = _appended if request.append else _rebuilt
-    return made(source, request, planned, outcome, summary)
+    if request.append:
+        _append_of(source, planned)  # refused before a model is asked
+    return planned, outcome
+
+
+def rehearse(source: Source, request: Request, summarizer: Prompted) -> Done:
+    """What `compact` would ask a model or program; nothing is sent, and nothing is written."""
+    planned, outcome = _decided(source, request)
+    if isinstance(outcome, NoCompaction):
+        return _done(source, Skipped(planned, outcome), None, request)
+    report, size = Report(summarizer.asked), len(source.data)
+    asks = tuple(summarizer.requests(outcome, report))
+    paid = [ask for ask in asks if not ask.answered]
+    return Done(source.path, figures(planned), summarizer=summarizer.name, bytes_before=size,
+                bytes_after=size, warnings=tuple(warnings_of(planned)), asks=asks, report=report,
+                cost=_cost(sum(a.input_tokens for a in paid), sum(a.max_tokens for a in paid), request))  # fmt: skip
+
+
+def _rehearse_each(source: Source, request: Request, summarizer: Prompted) -> Done:
+    dones = [rehearse(part, request, summarizer) for part in conversations(source, request)]
+    asks, costs = tuple(a for d in dones for a in d.asks or ()), [d.cost for d in dones if d.cost is not None]
+    return replace(dones[0], path=source.path, asks=asks, cost=sum(costs) if costs else None)
+
+
+def _cost(sent: int, received: int, request: Request) -> float | None:
+    """In the currency of the prices; None when none were given."""
+    if request.prices is None:
+        return None
+    return (sent * request.prices[0] + received * request.prices[1]) / 1_000_000
 
 
 def not_needed(planned: Planned, request: Request) -> NoCompaction | None:
@@ -385,7 +426,7 @@ def _rebuilt(source: Source, request: Request, planned: Planned, outcome: Compac
     tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
     if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
         failed = {"failed": summary.degraded} if summary.degraded else {}
-        return Skipped(planned, replace(skip, figures=skip.figures | failed))
+        return Skipped(planned, replace(skip, figures=skip.figures | failed), summary)
     reads, edits = compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
     pieces = list(adapter.rebuild(session, outcome, kept, checkpoint))
@@ -414,16 +455,13 @@ def _appended(source: Source, request: Request, planned: Planned, outcome: Compa
               summary: Summary) -> Compacted | Skipped:  # fmt: skip
     """The old bytes and the client's own compaction record behind them. Nothing is removed or archived."""
     session, adapter = planned.session, FORMATS[planned.session.format]
-    append = getattr(adapter, "append", None)
-    if append is None:
-        raise UsageError(f"{source.path}: a {adapter.TITLE} transcript has no record for a compaction: without "
-                         "--append a new file is written")  # fmt: skip
+    append = _append_of(source, planned)
     told = [m for m in outcome.removed if m.told]
     gone = sorted({m.line - 1 for m in told})
     hash, chars = _address(adapter, session, outcome, gone)
     text = _full_summary(outcome, summary, request, CcrEntry(hash, len(told), chars))
     if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
-        return Skipped(planned, skip)
+        return Skipped(planned, skip, summary)
     reads, edits = compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
     tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
@@ -431,6 +469,16 @@ def _appended(source: Source, request: Request, planned: Planned, outcome: Compa
     _check_reading(adapter, outcome, output, request)
     return Compacted(planned, outcome, summary, checkpoint, output, None, (), tokens_after, (), len(told), chars,
                      None)  # fmt: skip
+
+
+def _append_of(source: Source, planned: Planned) -> Any:
+    """What makes the client's own record. Raises UsageError where it has none."""
+    adapter = FORMATS[planned.session.format]
+    append = getattr(adapter, "append", None)
+    if append is None:
+        raise UsageError(f"{source.path}: a {adapter.TITLE} transcript has no record for a compaction: without "
+                         "--append a new file is written")  # fmt: skip
+    return append
 
 
 def _archived(
@@ -564,7 +612,10 @@ def store(result: Compacted) -> Segment | None:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What became of one transcript. `figures` as `plan --json` has them; `skip` or `error` says why not."""
+    """What became of one transcript. `figures` as `plan --json` has them; `skip` or `error` says why not.
+
+    `report` and `cost`: what a model or program took. `asks`: of a dry run, what it would be asked.
+    """
 
     path: str
     figures: dict[str, Any] = field(default_factory=dict)
@@ -579,17 +630,23 @@ class Done:
     skip: NoCompaction | None = None
     error: HaoError | None = None
     warnings: tuple[str, ...] = ()
+    report: Report | None = None
+    cost: float | None = None
+    asks: tuple[Ask, ...] | None = None
 
 
-def _done(source: Source, result: Compacted | Skipped, output: str | None, warning: str | None) -> Done:
+def _done(source: Source, result: Compacted | Skipped, output: str | None, request: Request,
+          warning: str | None = None) -> Done:  # fmt: skip
     size = len(source.data)
-    warnings = (*([warning] if warning else []), *warnings_of(result.planned))
+    report = result.summary.report if result.summary is not None else None
+    notes = [f"{source.path}: {note}" for note in dict.fromkeys(report.notes)] if report else []
+    warnings = (*([warning] if warning else []), *warnings_of(result.planned), *notes)
+    cost = _cost(report.input_tokens, report.output_tokens, request) if report else None
     if isinstance(result, Skipped):
         skip = result.skip
         told = figures(result.planned) | {"result": "none", "branch": skip.branch, "sub": skip.sub}
-        return Done(
-            source.path, told, output, bytes_before=size, bytes_after=size, skip=skip, warnings=warnings
-        )
+        return Done(source.path, told, output, bytes_before=size, bytes_after=size, skip=skip, warnings=warnings,
+                    report=report, cost=cost)  # fmt: skip
     return Done(
         path=source.path,
         figures=figures(result.planned),
@@ -602,11 +659,18 @@ def _done(source: Source, result: Compacted | Skipped, output: str | None, warni
         bytes_before=size,
         bytes_after=len(result.output),
         warnings=warnings,
+        report=report,
+        cost=cost,
     )
 
 
 def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None) -> Done:
-    """Compact into a file, a folder or a stream; None is a dry run. A skip passes the input through unchanged."""
+    """Compact into a file, a folder or a stream; None is a dry run, in which no model or program is asked.
+
+    A skip passes the input through unchanged.
+    """
+    if target is None and isinstance(request.summarizer, Prompted):
+        return _rehearse_each(source, request, request.summarizer)
     own = _own_lines(source, request)
     if own is not None:
         return _compact_each(source, own, request, target)
@@ -620,7 +684,7 @@ def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None
     elif target is not None:
         store(result)
         _deliver(result.output, target)
-    return _done(source, result, _name(target), warning)
+    return _done(source, result, _name(target), request, warning)
 
 
 def _compact_each(source: Source, parts: Sequence[Source | bytes], request: Request,
@@ -632,12 +696,9 @@ def _compact_each(source: Source, parts: Sequence[Source | bytes], request: Requ
         result = _attempt(part, request) if isinstance(part, Source) else None
         results += [result] if result is not None else []
         made = (
-            result.output[:]
-            if isinstance(result, Compacted)
-            else part
-            if isinstance(part, bytes)
-            else part.data[:]
+            result.output if isinstance(result, Compacted) else part if isinstance(part, bytes) else part.data
         )
+        made = made[:]
         output.append(made if made.endswith(b"\n") else made + b"\n")
         if isinstance(result, Compacted) and target is not None:
             store(result)
@@ -649,7 +710,7 @@ def _compact_each(source: Source, parts: Sequence[Source | bytes], request: Requ
     whole = b"".join(output) if isinstance(done, Compacted) else source.data
     _deliver(whole, target)
     count = sum(isinstance(r, Compacted) for r in results)
-    told = _done(source, done, _name(target), None)
+    told = _done(source, done, _name(target), request, None)
     return replace(told, path=source.path, bytes_after=len(whole), bytes_before=len(source.data),
                    figures=told.figures | {"conversations": len(results), "compacted": count})  # fmt: skip
 
@@ -710,7 +771,7 @@ def compact_in_place(path: str, request: Request) -> Done:
             write_file(target, result.output, like=os.stat(target), source=source)
         else:
             warning = record_skip(result.skip, path, request)
-        return _done(source, result, path, warning)
+        return _done(source, result, path, request, warning)
 
 
 def attempt_in_place(path: str, request: Request, min_age: float = 0) -> Done:
