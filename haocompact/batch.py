@@ -409,8 +409,9 @@ def _merged(request: Request) -> Iterator[Path | None]:
     if request.archive is None:
         yield None
         return
+    Archive.open(request.archive, create=True).close()
     folder = workers_folder(request.archive.absolute())
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     try:
         yield folder
     finally:

@@ -528,7 +528,7 @@ def _lengths(total: int, gone: Sequence[int]) -> Iterator[int]:
     yield length
 
 
-def store(result: Compacted, place: str, level: int = DEFAULT_LEVEL) -> Segment | None:
+def store(result: Compacted, place: str = "", level: int = DEFAULT_LEVEL) -> Segment | None:
     """Put the removed lines into the archive, commit, read back, compare. Raises ArchiveError, WriteError.
 
     `place`: where the result will be written.
@@ -540,7 +540,7 @@ def store(result: Compacted, place: str, level: int = DEFAULT_LEVEL) -> Segment 
         return archive.store(result.run, (records.raw(i) for i in gone),
                              (records.raw(i) for i in removed(len(records), gone)),
                              messages=result.messages, chars=result.chars,
-                             message_lines=result.message_lines, place=absolute(place))  # fmt: skip
+                             message_lines=result.message_lines, place=absolute(place) if place else "")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
