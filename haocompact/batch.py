@@ -12,6 +12,7 @@ import hashlib
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -90,7 +91,7 @@ def _item(path: str, in_folder: bool, choice: Choice, memory: Memory | None) -> 
     now = time.time_ns()
     age = choice.min_age if choice.min_age is not None else MIN_AGE * in_folder
     try:
-        info = os.stat(path)
+        info = os.lstat(path) if in_folder else os.stat(path)
     except OSError:
         return Item(path, in_folder, age, "", now)  # the attempt says what is wrong
     item = Item(path, in_folder, age, state_of(info), now)
@@ -106,7 +107,7 @@ def _item(path: str, in_folder: bool, choice: Choice, memory: Memory | None) -> 
 
 def _passed_over(path: str, info: os.stat_result, now: int, choice: Choice) -> tuple[str, str] | None:
     """(cause, in words) for which a file in a folder is left alone without opening it."""
-    if os.path.islink(path):
+    if stat.S_ISLNK(info.st_mode):
         return "symlink", "a symbolic link: name its target to compact it"
     if path.endswith((".gz", ".zst")):
         return "compressed", "compressed: write the result with -o"

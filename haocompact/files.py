@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from haocompact.errors import SourceBusy, SourceChanged, TranscriptError, WriteError
+from haocompact.errors import NoTranscript, SourceBusy, SourceChanged, TranscriptError, WriteError
 from haocompact.records import Data, FileBytes, chunks_of
 
 ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
@@ -67,7 +67,7 @@ def open_source(path: str, stdin: IO[bytes] | None = None) -> Iterator[Source]:
     with _opened(path) as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
-            raise TranscriptError("not a regular file", path=path)
+            raise NoTranscript("not a regular file", path=path)
         yield _unpacked(path, _file_bytes(file.fileno()), _stamp(info))
 
 
@@ -152,12 +152,28 @@ def write_stream(target: Path, chunks: Iterable[bytes], *, like: os.stat_result 
             if like is not None:
                 _take_after(file.fileno(), like)
             os.fsync(file.fileno())
-            if source is not None:
-                check_unchanged(source, target)
-            os.replace(name, target)
+            if source is None:
+                os.replace(name, target)
+            else:
+                _replace_unchanged(name, target, source, file)
             _sync_folder(target.parent)
     except OSError as error:
         raise write_error(target, error) from error
+
+
+def _replace_unchanged(name: str, target: Path, source: Source, new: IO[bytes]) -> None:
+    """Rename over the target unless it has changed since it was read. Raises SourceChanged.
+
+    A writer may append in the moment between the last look and the rename: what it wrote is carried over.
+    """
+    with _opened(str(target)) as old:
+        check_unchanged(source, target)
+        os.replace(name, target)
+        if os.fstat(old.fileno()).st_size > len(source.data):
+            old.seek(len(source.data))
+            new.write(old.read())
+            new.flush()
+            os.fsync(new.fileno())
 
 
 TEMPORARY_PREFIX = ".haocompact-"
@@ -246,11 +262,9 @@ def _write_into(target: Path, chunks: Iterable[bytes]) -> None:
 def check_unchanged(source: Source, target: Path) -> None:
     """Compare size, time, inode and content with what was read. Raises SourceChanged."""
     try:
-        info = os.stat(target)
-        same = _stamp(info) == source.stamp
-        if same:
-            with target.open("rb") as file:
-                same = sha256_of(FileBytes(file.fileno(), info.st_size)) == source.sha256
+        with target.open("rb") as file:
+            same = sha256_of(FileBytes(file.fileno(), os.fstat(file.fileno()).st_size)) == source.sha256
+        same = same and _stamp(os.stat(target)) == source.stamp  # last: it may have grown while it was read
     except (FileNotFoundError, SourceChanged):
         same = False
     if not same:

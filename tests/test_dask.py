@@ -52,9 +52,12 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_result_as_this_machine(tmp
     sessions(there / "s")
     expected = run(here / "s", local)
 
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=60
-    ) as cluster, batch.connect(cluster.scheduler_address) as client:
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=60
+        ) as cluster,
+        batch.connect(cluster.scheduler_address) as client,
+    ):
         victim, *_ = client.run(os.getpid).values()
         killer = threading.Thread(target=kill_in_the_middle, args=(victim, there, originals))
         killer.start()
