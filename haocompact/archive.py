@@ -888,7 +888,7 @@ def _place(path: Path) -> tuple[int, int] | None:
 
 
 def _sync_directory(directory: Path) -> None:
-    if os.name == "nt":
+    if os.name == "nt" or not os.access(directory, os.R_OK):
         return
     handle = os.open(directory, os.O_RDONLY)
     try:

@@ -280,6 +280,8 @@ def write_error(target: Path, error: OSError) -> WriteError:
 
 
 def _sync_folder(folder: Path) -> None:
+    if not os.access(folder, os.R_OK):  # one may write into it without reading it
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
