@@ -57,6 +57,7 @@ from haocompact.files import (
     changed_lately,
     locked,
     open_source,
+    sha256_of,
     write_error,
     write_file,
 )
@@ -589,7 +590,7 @@ def _done(source: Source, result: Compacted | Skipped, output: str | None, warni
         bytes_before=size,
         bytes_after=len(result.output),
         warnings=warnings,
-        sha256=hashlib.sha256(result.output).hexdigest(),
+        sha256=sha256_of(result.output),
     )
 
 
