@@ -40,7 +40,7 @@ import zstandard
 
 from haocompact.errors import ArchiveError, DamagedArchive, HaoError, SourceChanged, UnknownHash, WriteError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x48414F43  # "HAOC"
 DEFAULT_LEVEL = 3
 FRAME_SIZE = 1 << 20  # raw bytes after which a frame is closed
@@ -78,10 +78,20 @@ _STEPS = (  # from one schema version to the next; step n makes version n + 1
     path TEXT NOT NULL PRIMARY KEY, stamp TEXT NOT NULL, settings TEXT NOT NULL, outcome TEXT NOT NULL,
     sha256 TEXT NOT NULL, checked INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE places (hash TEXT NOT NULL, path TEXT NOT NULL, PRIMARY KEY (hash, path)) WITHOUT ROWID""",
+    """CREATE TABLE new_segments (
+    id INTEGER PRIMARY KEY, hash TEXT NOT NULL, stream INTEGER NOT NULL, messages INTEGER NOT NULL,
+    chars INTEGER NOT NULL, format TEXT NOT NULL, created TEXT NOT NULL, source TEXT NOT NULL,
+    message_lines BLOB NOT NULL);
+INSERT INTO new_segments SELECT * FROM segments;
+DROP TABLE segments;
+ALTER TABLE new_segments RENAME TO segments;
+CREATE INDEX segments_hash ON segments (hash);
+ALTER TABLE runs ADD COLUMN segment INTEGER NOT NULL DEFAULT 0;
+UPDATE runs SET segment = (SELECT id FROM segments WHERE segments.hash = runs.hash)""",
 )
 
 _SWEEP = (
-    "DELETE FROM segments WHERE hash NOT IN (SELECT hash FROM runs)",
+    "DELETE FROM segments WHERE id NOT IN (SELECT segment FROM runs)",
     "DELETE FROM places WHERE hash NOT IN (SELECT hash FROM runs)",
     "DELETE FROM streams WHERE id NOT IN (SELECT stream FROM segments UNION SELECT rest FROM runs)",
     "DELETE FROM pieces WHERE stream NOT IN (SELECT id FROM streams)",
@@ -279,9 +289,8 @@ class Archive:
 
         `removed` is used up before `rest` is begun; no more than a frame is held. `message_lines` are the
         0-based numbers of the removed lines that carry a message. Equal segments and runs are stored once.
-        Returns the stored segment. Raises SourceChanged when the lines do not fit `run`, ArchiveError when
-        another segment has this hash, and DamagedArchive when `run`'s input does not come back; nothing of
-        the run stays then.
+        Returns the stored segment. Raises SourceChanged when the lines do not fit `run`, and DamagedArchive
+        when `run`'s input does not come back; nothing of the run stays then.
         """
         with closing(_Spool(self.path.parent, self._level)) as spool:
             gone = self._compress(removed, spool)
@@ -293,15 +302,32 @@ class Archive:
                 self._keep(run, segment, message_lines, gone, kept, [place] * bool(place))
                 if _place(self.path) != self._place:
                     raise ArchiveError("the archive was moved or removed meanwhile; nothing was changed")
-        return self.find(run.hash)
+        return self.find(run.hash, run.source)
 
-    def find(self, hash: str) -> Segment:
-        """The segment of this hash. Raises UnknownHash."""
+    def find(self, hash: str, source: str = "") -> Segment:
+        """The segment of this hash. Raises UnknownHash.
+
+        A format that counts a hash of its own may give one to segments of different bytes: that of the
+        transcript at `source` is found then, or else the first.
+        """
         with _plain_errors(self.path):
-            row = self._db.execute(f"{_SEGMENTS} WHERE hash = ?", (hash,)).fetchone()
+            row = self._db.execute(
+                f"{_SEGMENTS} WHERE segments.id = ?", (self._number(hash, source),)
+            ).fetchone()
+        return Segment(*row)
+
+    def _number(self, hash: str, source: str = "", sha256: str | None = None) -> int:
+        """The row of a segment: with this hash, then of this source, or these bytes. Raises UnknownHash."""
+        query = """SELECT segments.id FROM segments JOIN streams ON streams.id = segments.stream
+            WHERE hash = :hash AND (:sha256 IS NULL OR sha256 = :sha256)
+            ORDER BY segments.id IN (SELECT segment FROM runs WHERE hash = :hash AND source = CAST(:source AS TEXT))
+            DESC, segments.id"""
+        with _plain_errors(self.path):
+            found = {"hash": hash, "sha256": sha256, "source": _text(source)}
+            row = self._db.execute(query, found).fetchone()
             if row is None:
                 raise UnknownHash(f"not found: the archive has no segment {hash}")
-        return Segment(*row)
+        return int(row[0])
 
     def segments(self) -> Iterator[Segment]:
         """All segments, in the order they were stored."""
@@ -319,17 +345,17 @@ class Archive:
             rows = self._db.execute(query, tuple(given.values())).fetchall()
             return [Run(*(*row[:-1], _unpack(row[-1]))) for row in rows]
 
-    def message_lines(self, hash: str) -> Sequence[int]:
+    def message_lines(self, hash: str, source: str = "") -> Sequence[int]:
         """The 0-based numbers of the segment's lines that carry a message, in conversation order."""
         with _plain_errors(self.path):
-            return _unpack(self._of_segment(hash, "message_lines"))
+            return _unpack(self._of_segment(self._number(hash, source), "message_lines"))
 
-    def lines(self, hash: str, numbers: Iterable[int]) -> Iterator[bytes]:
+    def lines(self, hash: str, numbers: Iterable[int], source: str = "") -> Iterator[bytes]:
         """The segment's lines with these 0-based numbers, as asked; reads only the frames they are in.
 
         Only the last frame is held, so ask in ascending order. Raises IndexError past the end.
         """
-        stream = self._of_segment(hash, "stream")
+        stream = self._of_segment(self._number(hash, source), "stream")
         first, held = 0, list[bytes]()
         for number in numbers:
             if not first <= number < first + len(held):
@@ -338,11 +364,11 @@ class Archive:
                     first, held = piece.first, piece.read_lines()
             yield held[number - first]
 
-    def raw(self, hash: str) -> Iterator[bytes]:
+    def raw(self, hash: str, source: str = "") -> Iterator[bytes]:
         """All lines of the segment. Raises DamagedArchive after the last one when the SHA-256 differs."""
-        segment, seen = self.find(hash), sha256()
+        segment, seen = self.find(hash, source), sha256()
         with _plain_errors(self.path):
-            for piece in self._streams.pieces(self._of_segment(hash, "stream")):
+            for piece in self._streams.pieces(self._of_segment(self._number(hash, source), "stream")):
                 for line in piece.read_lines():
                     seen.update(line)
                     yield line
@@ -394,15 +420,13 @@ class Archive:
             with self._transaction():
                 before = list(self.segments())
                 self._forget([run for run in self.runs() if not keep(run)])
-                left = {segment.hash for segment in self.segments()}
+                left = set(self.segments())
             self._db.executescript("PRAGMA incremental_vacuum")
-        return [segment for segment in before if segment.hash not in left]
+        return [segment for segment in before if segment not in left]
 
     def places(self, hash: str) -> list[str]:
         """Where the results of this segment's runs were written: paths, or - for a stream."""
         with _plain_errors(self.path):
-            if _version(self._db) < 2:
-                return []
             rows = self._db.execute("SELECT path FROM places WHERE hash = ?", (hash,)).fetchall()
         return [row[0] for row in rows]
 
@@ -456,7 +480,9 @@ class Archive:
 
     def _take(self, run: Run, source: Archive) -> bool:
         gone, kept = (source._streams.get(number) for number in source._streams_of(run))
-        segment, numbers = source.find(run.hash), source.message_lines(run.hash)
+        number = source._segment_of(run)
+        segment = Segment(*source._db.execute(f"{_SEGMENTS} WHERE segments.id = ?", (number,)).fetchone())
+        numbers = _unpack(source._of_segment(number, "message_lines"))
         return self._keep(run, segment, numbers, gone, kept, source.places(run.hash))
 
     def _compress(self, lines: Iterable[bytes], spool: _Spool) -> _Stream:
@@ -484,8 +510,7 @@ class Archive:
     ) -> bool:
         """Write a run in one transaction and read it back. Returns whether it is new."""
         with self._transaction():
-            self._insert_segment(segment, message_lines, gone)
-            new = self._insert_run(run, kept)
+            new = self._insert_run(run, kept, self._insert_segment(segment, message_lines, gone))
             rows = [(run.hash, _text(place)) for place in places]
             self._db.executemany("INSERT OR IGNORE INTO places VALUES (?, CAST(? AS TEXT))", rows)
         try:
@@ -497,32 +522,29 @@ class Archive:
             raise
         return new
 
-    def _insert_segment(self, segment: Segment, message_lines: Sequence[int], stream: _Stream) -> None:
+    def _insert_segment(self, segment: Segment, message_lines: Sequence[int], stream: _Stream) -> int:
+        """The row of a segment; equal ones share it."""
         try:
-            there = self.find(segment.hash)
+            return self._number(segment.hash, sha256=segment.sha256)
         except UnknownHash:
-            values = (segment.messages, segment.chars, segment.format, segment.created, _text(segment.source))
-            self._db.execute(
-                """INSERT INTO segments
-                (hash, stream, messages, chars, format, created, source, message_lines)
-                VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?)""",
-                (segment.hash, self._streams.add(stream), *values, _pack(message_lines)),
-            )
-            return
-        if (there.sha256, there.lines) != (segment.sha256, segment.lines):
-            raise ArchiveError(
-                f"{segment.hash} already stands for another segment, removed from {there.source}"
-            )
+            pass
+        values = (segment.messages, segment.chars, segment.format, segment.created, _text(segment.source))
+        return self._db.execute(
+            """INSERT INTO segments
+            (hash, stream, messages, chars, format, created, source, message_lines)
+            VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?)""",
+            (segment.hash, self._streams.add(stream), *values, _pack(message_lines)),
+        ).lastrowid or 0  # fmt: skip
 
-    def _insert_run(self, run: Run, rest: _Stream) -> bool:
+    def _insert_run(self, run: Run, rest: _Stream, segment: int) -> bool:
         if self._db.execute(f"SELECT 1 FROM runs WHERE {_THIS_RUN}", _run_key(run)).fetchone():
             return False
         sizes = (run.input_sha256, run.input_size, run.output_sha256, run.output_size)
         values = (run.hash, _text(run.source), run.format, run.created, *sizes)
         self._db.execute(
-            f"""INSERT INTO runs ({_RUN_COLUMNS}, recipe, rest)
-            VALUES (?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?)""",
-            (*values, _pack(run.recipe), self._streams.add(rest)),
+            f"""INSERT INTO runs ({_RUN_COLUMNS}, recipe, rest, segment)
+            VALUES (?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+            (*values, _pack(run.recipe), self._streams.add(rest), segment),
         )
         return True
 
@@ -551,25 +573,28 @@ class Archive:
 
     def _streams_of(self, run: Run) -> tuple[int, int]:
         """The stream of the run's segment and the stream of its rest."""
-        row = self._db.execute(
-            f"SELECT stream, rest FROM (SELECT * FROM runs WHERE {_THIS_RUN}) JOIN segments USING (hash)",
-            _run_key(run),
-        ).fetchone()
+        rest = self._db.execute(f"SELECT rest FROM runs WHERE {_THIS_RUN}", _run_key(run)).fetchone()
+        return self._of_segment(self._segment_of(run), "stream"), rest[0]
+
+    def _segment_of(self, run: Run) -> int:
+        """The row of the run's segment. Raises UnknownHash where there is no such run."""
+        row = self._db.execute(f"SELECT segment FROM runs WHERE {_THIS_RUN}", _run_key(run)).fetchone()
         if row is None:
             raise UnknownHash(f"the archive has no run of {run.source} under {run.hash}")
-        return row[0], row[1]
+        return int(row[0])
 
-    def _of_segment(self, hash: str, column: str) -> Any:
+    def _of_segment(self, number: int, column: str) -> Any:
         with _plain_errors(self.path):
-            row = self._db.execute(f"SELECT {column} FROM segments WHERE hash = ?", (hash,)).fetchone()
+            row = self._db.execute(f"SELECT {column} FROM segments WHERE id = ?", (number,)).fetchone()
             if row is None:
-                raise UnknownHash(f"not found: the archive has no segment {hash}")
+                raise DamagedArchive(f"segment {number} is missing")
         return row[0]
 
     def _segment_damage(self, segment: Segment) -> Iterator[str]:
         """What is wrong with a segment, frame by frame."""
         whole, lines, placed, readable = sha256(), 0, True, True
-        for piece in self._streams.pieces(self._of_segment(segment.hash, "stream")):
+        number = self._number(segment.hash, sha256=segment.sha256)
+        for piece in self._streams.pieces(self._of_segment(number, "stream")):
             placed = placed and piece.first == lines
             lines += piece.lines
             try:
@@ -582,7 +607,8 @@ class Archive:
         if readable and not (placed and same):
             yield f"the segment removed from {segment.source} does not match its SHA-256"
         try:
-            self.message_lines(segment.hash)
+            with _plain_errors(self.path):
+                _unpack(self._of_segment(number, "message_lines"))
         except DamagedArchive as error:
             yield f"the message numbers of the segment removed from {segment.source}: {error.args[0]}"
 
@@ -906,7 +932,7 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
     try:
         db.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         db.execute("PRAGMA synchronous=FULL")
-        if create and not fixed:
+        if not fixed and (create or 0 < _version(db) < SCHEMA_VERSION):
             _create_schema(db)
         _check_schema(db)
         if create and not fixed:
@@ -931,6 +957,7 @@ def _create_schema(db: sqlite3.Connection) -> None:
             db.execute(statement)
     db.execute(f"PRAGMA user_version = {max(SCHEMA_VERSION, _version(db))}")
     db.execute("COMMIT")
+    db.executescript("PRAGMA incremental_vacuum")
 
 
 def _version(db: sqlite3.Connection) -> int:
@@ -959,6 +986,8 @@ def _check_schema(db: sqlite3.Connection) -> None:
     version = _version(db)
     if _application(db) != APPLICATION_ID:
         raise DamagedArchive("the file is not an archive of haocompact")
+    if version < SCHEMA_VERSION:
+        raise ArchiveError(f"the archive has schema {version}; open it once where it can be written")
     if version > SCHEMA_VERSION:
         raise ArchiveError(
             f"the archive has schema {version}, this program reads up to {SCHEMA_VERSION}; update haocompact"

@@ -752,7 +752,7 @@ def raw_segment(hash: str, request: Request, path: str = "") -> Iterator[bytes]:
     """The original lines of a segment: out of the archive, or of the log of the transcript at `path`."""
     with _home(hash, request, path) as home:
         if isinstance(home, Archive):
-            yield from home.raw(clean_hash(hash))
+            yield from home.raw(clean_hash(hash), absolute(path))
         else:
             session, logged = home
             yield from logged.raw(session)
@@ -816,20 +816,20 @@ def segment_messages(hash: str, request: Request, path: str = "") -> list[Messag
 def _segment(hash: str, request: Request, path: str) -> tuple[list[Message], Format]:
     with _home(hash, request, path) as home:
         if isinstance(home, Archive):
-            return _archived_messages(home, clean_hash(hash))
+            return _archived_messages(home, clean_hash(hash), absolute(path))
         session, logged = home
         return logged_messages(session, logged), FORMATS[session.format]
 
 
-def _archived_messages(archive: Archive, hash: str) -> tuple[list[Message], Format]:
-    segment = archive.find(hash)
+def _archived_messages(archive: Archive, hash: str, path: str) -> tuple[list[Message], Format]:
+    segment = archive.find(hash, path)
     adapter = FORMATS[segment.format]
     together = getattr(adapter, "messages_of", None)  # where a message spans several lines
     if together is not None:
-        lines = list(archive.raw(segment.hash))
+        lines = list(archive.raw(hash, path))
         return list(together([Record(number, raw) for number, raw in enumerate(lines, 1)])), adapter
-    numbers = archive.message_lines(segment.hash)
-    raws = archive.lines(segment.hash, numbers)
+    numbers = archive.message_lines(hash, path)
+    raws = archive.lines(hash, numbers, path)
     found = (adapter.message_of(Record(n + 1, raw)) for n, raw in zip(numbers, raws, strict=True))
     return [m for m in found if m is not None], adapter
 
