@@ -957,7 +957,7 @@ def _create_schema(db: sqlite3.Connection) -> None:
             db.execute(statement)
     db.execute(f"PRAGMA user_version = {max(SCHEMA_VERSION, _version(db))}")
     db.execute("COMMIT")
-    db.executescript("PRAGMA incremental_vacuum")
+    db.execute("PRAGMA incremental_vacuum").fetchall()
 
 
 def _version(db: sqlite3.Connection) -> int:

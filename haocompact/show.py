@@ -6,6 +6,7 @@ Nothing here shows message text: a row says what a message is (texts, calls, res
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -304,6 +305,12 @@ def log_table(entries: Sequence[LogEntry]) -> RenderableType:
     return table
 
 
+def near(path: str) -> str:
+    """A path below the current folder as one would type it there."""
+    here = os.path.join(os.getcwd(), "")
+    return path.removeprefix(here) or path
+
+
 def directory_table(found: Directory) -> RenderableType:
     from rich import box
     from rich.table import Table
@@ -311,7 +318,7 @@ def directory_table(found: Directory) -> RenderableType:
 
     table = Table("hash", "messages", "characters", "created", "source", box=box.SIMPLE_HEAD, show_edge=False)
     for s in found.segments:
-        source = "in this transcript" if s.hash in found.in_log else visible(s.source)
+        source = "in this transcript" if s.hash in found.in_log else visible(near(s.source))
         table.add_row(s.hash, f"{s.messages:,}", f"{s.chars:,}", s.created, RichText(source))
     for hash in found.missing:
         table.add_row(hash, "?", "?", "not in this archive", "")
