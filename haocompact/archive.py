@@ -42,11 +42,11 @@ from haocompact.errors import ArchiveError, DamagedArchive, HaoError, SourceChan
 
 SCHEMA_VERSION = 3
 APPLICATION_ID = 0x48414F43  # "HAOC"
-DEFAULT_LEVEL = 3
+DEFAULT_LEVEL = 6
 FRAME_SIZE = 1 << 20  # raw bytes after which a frame is closed
 LONG_FRAME = 2 * FRAME_SIZE  # raw bytes; only a single line makes a longer frame
 PART_SIZE = 8 << 20  # compressed bytes in one row, far below SQLite's limit of 1 GB
-PAGE_SIZE = 4096
+PAGE_SIZE = 1024  # the end of a row wastes less of it, and rows are few and large
 WINDOW_LOG = 27  # the largest window every zstd reads without being asked
 BUSY_SECONDS = 60.0
 

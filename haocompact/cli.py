@@ -274,7 +274,7 @@ def compact(
     ] = False,
     log: LogOption = None,
     lang: LangOption = Lang.en,
-    level: Annotated[int, typer.Option(min=1, max=22, help="zstd level of what the archive takes.")] = 3,
+    level: Annotated[int, typer.Option(min=1, max=22, help="zstd level of what the archive takes.")] = 6,
     jobs: Annotated[int, typer.Option(min=1, help="Processes for --in-place on many files.")] = 1,
     dask: Annotated[
         str | None,
