@@ -6,6 +6,8 @@ It knows lines and bytes, not transcripts. One compaction of one transcript is a
     run n--1 segment 1--1 stream 1--n piece n--1 frame 1--n part
     run 1--1 stream (the rest)
 
+Beside them, in a table of their own, stand answers of summarizers: a run that was interrupted need not ask again.
+
 A stream is a sequence of lines, cut from its start into frames of about 1 MiB, so streams that begin alike
 share their frames; a frame is stored once, under the SHA-256 of its raw bytes. A piece is a frame at its
 place in a stream and knows its line numbers, so reading one line costs one frame. A part fits into one row.
@@ -71,6 +73,10 @@ CREATE TABLE runs (
 CREATE INDEX runs_output ON runs (output_sha256);
 PRAGMA application_id = {APPLICATION_ID};
 """
+
+# Made when it is first needed, so archives without it stay readable, and those with it by older programs.
+_ANSWERS = """CREATE TABLE IF NOT EXISTS answers (
+    key TEXT PRIMARY KEY, text BLOB NOT NULL, sha256 BLOB NOT NULL, created TEXT NOT NULL)"""
 
 _STEPS = (  # from one schema version to the next; step n makes version n + 1
     _SCHEMA,
@@ -398,6 +404,24 @@ class Archive:
                 yield from (Damage(segment.hash, what) for what in self._segment_damage(segment))
             for run in self.runs():
                 yield from (Damage(run.hash, what) for what in self._run_damage(run))
+
+    def answer(self, key: str) -> str | None:
+        """The text kept under `key`; None when there is none, or when it is damaged: it can be asked for again."""
+        with _plain_errors(self.path):
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'answers'").fetchone():
+                return None
+            row = self._db.execute("SELECT text, sha256 FROM answers WHERE key = ?", (key,)).fetchone()
+            if row is None or sha256(row[0]).digest() != row[1]:
+                return None
+            return bytes(row[0]).decode()
+
+    def keep_answer(self, key: str, text: str, created: str) -> None:
+        """Keep `text` under `key`, in place of what stood there. `created`: ISO 8601 in UTC."""
+        data = text.encode("utf-8", "replace")
+        with _plain_errors(self.path), self._transaction():
+            self._db.execute(_ANSWERS)
+            values = (key, data, sha256(data).digest(), created)
+            self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", values)
 
     def stats(self) -> Stats:
         """How much is stored, and in how many bytes."""

@@ -22,15 +22,21 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from haocompact import __version__
 from haocompact.archive import Archive, Seen
 from haocompact.compaction import NoCompaction
-from haocompact.errors import HaoError, HardLinked, NotInPlace, NoTranscript, SourceBusy, WorkerDied
+from haocompact.errors import (
+    HaoError,
+    UsageError,
+    WorkerDied,
+)
 from haocompact.files import clean_folder, open_source, sha256_of, transcripts_under
 from haocompact.pipeline import OFFLINE, Done, Request, attempt_in_place, opened_archives, workers_folder
+from haocompact.summarize import stop
 
 MIN_AGE = 120.0  # seconds; what changed later in a folder is left to its client
 SAFE_AGE = 2_000_000_000  # nanoseconds after which a change is sure to show in a file's times
@@ -238,11 +244,11 @@ def _flush(notes: list[Seen], request: Request) -> None:
     notes.clear()
 
 
-_CAUSES: dict[type, str] = {
-    NoTranscript: "no_transcript",
-    SourceBusy: "in_use",
-    HardLinked: "hard_linked",
-    NotInPlace: "not_in_place",
+_CAUSES = {  # code of an error: why a batch passes the file over
+    "NO_TRANSCRIPT": "no_transcript",
+    "SOURCE_BUSY": "in_use",
+    "HARD_LINKED": "hard_linked",
+    "NOT_IN_PLACE": "not_in_place",
 }
 
 
@@ -250,7 +256,7 @@ def _judged(item: Item, done: Done, request: Request) -> Done:
     """In a folder, what is no transcript, in use or linked is passed over; under a name it is an error."""
     if done.skip is not None:
         return _finished_before(item, request) or done
-    cause = _CAUSES.get(type(done.error)) if item.in_folder else None
+    cause = _CAUSES.get(done.error.code) if done.error is not None and item.in_folder else None
     if cause is None or done.error is None:
         return done
     size = int(item.state.split()[2]) if item.state else 0
@@ -289,7 +295,8 @@ def _attempts(
         task = _Task(request, dry_run)
         yield from ((number, task(item.path, item.min_age)) for number, item in work)
     else:
-        yield from _shared(work, _Task(request, dry_run), _local_executor, jobs)
+        local = partial(_local_executor, threads=getattr(request.summarizer, "side_by_side", False))
+        yield from _shared(work, _Task(request, dry_run), local, jobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +328,7 @@ def _shared(
         first = queue[0]
         running: dict[Future[Done], tuple[int, Item]] = {}
         try:
-            with executor_for(1 if alone else jobs) as executor:
+            with executor_for(1 if alone else jobs) as executor, _stopping(executor, task.request):
                 while queue or running:
                     _top_up(running, queue, executor, task, 2 * jobs)
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -336,6 +343,19 @@ def _shared(
                     yield number, future.result()
                 else:
                     suspects.append((number, item))
+
+
+@contextmanager
+def _stopping(executor: Executor, request: Request) -> Iterator[None]:
+    """When the batch is broken off (Ctrl-C), nothing new is begun and no model is waited for."""
+    try:
+        yield
+    except BrokenExecutor:
+        raise
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        stop(request.summarizer)
+        raise
 
 
 def _top_up(running: dict[Future[Done], tuple[int, Item]], queue: deque[tuple[int, Item]], executor: Executor,
@@ -359,10 +379,13 @@ def _died(item: Item) -> Done:
     return Done(item.path, error=WorkerDied(text, path=item.path))
 
 
-def _local_executor(jobs: int) -> Executor:
-    from concurrent.futures import ProcessPoolExecutor
+def _local_executor(jobs: int, threads: bool) -> Executor:
+    """Processes, or threads where all requests go to one server under one rate limit."""
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
     from multiprocessing import get_context
 
+    if threads:
+        return ThreadPoolExecutor(jobs)
     # fork: no script that starts us is run a second time; there are no threads to lose
     return ProcessPoolExecutor(jobs, mp_context=get_context("fork"), initializer=_begin_worker)
 
@@ -387,8 +410,6 @@ def _begin_worker() -> None:
 # ------------------------------------------------------------------------------------- a cluster
 def connect(address: str) -> AbstractContextManager[Any]:
     """A client of the Dask scheduler at this address. Raises UsageError."""
-    from haocompact.errors import UsageError
-
     try:
         from distributed import Client
     except ImportError:

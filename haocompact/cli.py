@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -56,6 +56,7 @@ class Strategy(StrEnum):
 
 class SummarizerName(StrEnum):
     extract = "extract"
+    openai = "openai"
     command = "command"
     excerpt = "excerpt"
 
@@ -70,6 +71,10 @@ FormatOption = Annotated[
 Leaf = Annotated[
     str | None,
     typer.Option(help="Id of the branch end to read, where a session has several.", show_default=False),
+]
+Branch = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of the branch end to read, as plan lists them.", show_default=False),
 ]
 KeepRecent = Annotated[
     int,
@@ -170,6 +175,7 @@ def plan(
     estimator: EstimatorName = "cjk",
     format: FormatOption = None,
     leaf: Leaf = None,
+    branch: Branch = None,
     strategy: StrategyOption = Strategy.keep_recent,
     tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
@@ -200,13 +206,14 @@ def plan(
             _print(show.plan_table(planned, turns=turns, everything=everything))
             print("\n".join(show.plan_figures(planned)))
 
-    _each(paths, _request(settings, format, leaf), one, as_json)
+    _each(paths, _request(settings, format, leaf, branch=branch), one, as_json)
     if check and not any(found):
         raise NothingToCompact("nothing to compact")
 
 
 @app.command()
 def compact(
+    context: typer.Context,
     paths: Paths = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)
@@ -228,6 +235,7 @@ def compact(
     estimator: EstimatorName = "cjk",
     format: FormatOption = None,
     leaf: Leaf = None,
+    branch: Branch = None,
     strategy: StrategyOption = Strategy.keep_recent,
     tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
@@ -247,20 +255,105 @@ def compact(
     ] = None,
     summarizer: Annotated[
         SummarizerName | None,
-        typer.Option(help="extract (the default: offline), command, or excerpt.", show_default=False),
+        typer.Option(
+            envvar="HAOCOMPACT_SUMMARIZER",
+            help="extract (the default: offline), openai, command, or "
+            "excerpt. --model and --command name theirs themselves.",
+            show_default=False,
+        ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HAOCOMPACT_MODEL", help="The model that writes the summary.", show_default=False
+        ),
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HAOCOMPACT_BASE_URL",
+            help="An OpenAI-compatible server, e.g. http://localhost:8080/v1.",
+            show_default="OPENAI_BASE_URL, else OpenAI's",
+        ),
+    ] = None,
+    api_key_env: Annotated[
+        str, typer.Option(envvar="HAOCOMPACT_API_KEY_ENV", help="The environment variable that has the key.")
+    ] = "OPENAI_API_KEY",
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=2, envvar="HAOCOMPACT_TEMPERATURE", help="Of the model.", show_default="the server's"
+        ),
+    ] = None,
+    retries: Annotated[
+        int,
+        typer.Option(
+            min=0, envvar="HAOCOMPACT_RETRIES", help="Of a request that the server could not serve."
+        ),
+    ] = 3,
+    concurrency: Annotated[
+        int, typer.Option(min=1, envvar="HAOCOMPACT_CONCURRENCY", help="Requests to the server at once.")
+    ] = 4,
     command: Annotated[
         str | None,
         typer.Option(
             help="A program that gets the prompt on stdin and prints the summary.", show_default=False
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that --command may take.")] = 600.0,
+    shell: Annotated[bool, typer.Option("--shell", help="Run --command in a shell.")] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1, envvar="HAOCOMPACT_TIMEOUT", help="Seconds that a request or the command may take."
+        ),
+    ] = 600.0,
+    summarizer_window: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="HAOCOMPACT_SUMMARIZER_WINDOW",
+            help="Context window of the summarizing model, in tokens; what is longer goes in chunks. "
+            "0: not known.",
+        ),
+    ] = 0,
     summarizer_max_tokens: Annotated[
-        int, typer.Option(min=0, help="Output limit of the summarizing model; 0 is none.")
+        int,
+        typer.Option(
+            min=0,
+            envvar="HAOCOMPACT_SUMMARIZER_MAX_TOKENS",
+            help="Output limit of the summarizing model; 0 is none.",
+        ),
     ] = 0,
     instructions: Annotated[
-        str | None, typer.Option(help="What the summary should focus on (--command).", show_default=False)
+        str | None,
+        typer.Option(help="What the summary should focus on (openai, command).", show_default=False),
+    ] = None,
+    redact: Annotated[
+        bool | None,
+        typer.Option(
+            "--redact/--no-redact",
+            envvar="HAOCOMPACT_REDACT",
+            help="Mask secrets in what is sent.",
+            show_default="on for openai",
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Ask again, even what the archive has an answer to.")
+    ] = False,
+    price_in: Annotated[
+        float | None,
+        typer.Option(
+            min=0, envvar="HAOCOMPACT_PRICE_IN", help="Price of a million tokens sent.", show_default=False
+        ),
+    ] = None,
+    price_out: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            envvar="HAOCOMPACT_PRICE_OUT",
+            help="Price of a million tokens received.",
+            show_default=False,
+        ),
     ] = None,
     on_failure: Annotated[
         OnFailure, typer.Option(help="When a summary fails: keep an excerpt and say so, or fail (exit 5).")
@@ -308,7 +401,12 @@ def compact(
         list[str] | None,
         typer.Option(metavar="GLOB", help="In folders: no file of this name or path.", show_default=False),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Do everything but write; a model or program is not asked.")
+    ] = False,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="As --dry-run, and print the prompts in full.")
+    ] = False,
     as_json: AsJson = False,
     check: Check = False,
     quiet: Quiet = False,
@@ -320,9 +418,15 @@ def compact(
     haocompact compact --in-place ~/sessions --jobs 4 --older-than 30d
     """
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
-    chosen = _summarizer(summarizer, command, timeout, summarizer_max_tokens, instructions, lang)
-    request = _request(settings, format, leaf, summarizer=chosen, on_failure=on_failure.value, lang=lang.value,
-                       archive=None if no_archive else archive or _archive_path(), log=log or _log_path(),
+    where_to = None if no_archive else archive or _archive_path()
+    asked = _Asked(summarizer, model, base_url, api_key_env, temperature, retries, concurrency, command, shell, timeout,
+                   summarizer_window, summarizer_max_tokens, instructions, redact, fresh, lang.value, where_to,
+                   _typed(context), quiet)  # fmt: skip
+    chosen = _summarizer(asked)
+    dry_run = dry_run or show_prompt
+    request = _request(settings, format, leaf, branch=branch, summarizer=chosen, lang=lang.value,
+                       on_failure=on_failure.value, archive=where_to, log=log or _log_path(),
+                       prices=_prices(price_in, price_out),
                        if_needed=if_needed, cooldown=cooldown, lines=_line_range(range_, strategy),
                        allow_growth=allow_growth, append=append, level=level)  # fmt: skip
     where = _one_target(output, output_dir, in_place, dry_run)
@@ -334,9 +438,9 @@ def compact(
         from haocompact.batch import Choice
 
         choice = Choice(min_age, older_than or 0, tuple(include or ()), tuple(exclude or ()))
-        return _in_place(paths, request, choice, jobs, dask, as_json, quiet, check, dry_run)
+        return _in_place(paths, request, choice, jobs, dask, as_json, quiet, check, dry_run, show_prompt)
     done = _to_targets(paths, request, where, output, output_dir, dry_run)
-    _finish(list(_told(done, as_json, quiet)), check)
+    _finish(list(_told(done, as_json, quiet, show_prompt)), check)
 
 
 @app.command()
@@ -348,6 +452,7 @@ def diag(
     estimator: EstimatorName = "cjk",
     format: FormatOption = None,
     leaf: Leaf = None,
+    branch: Branch = None,
     strategy: StrategyOption = Strategy.keep_recent,
     tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
@@ -372,7 +477,7 @@ def diag(
     from haocompact.compaction import NoCompaction
 
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
-    request = _request(settings, format, leaf, log=log or _log_path(), if_needed=if_needed)
+    request = _request(settings, format, leaf, branch=branch, log=log or _log_path(), if_needed=if_needed)
     found: list[bool] = []
 
     def one(source: Source, request: Request) -> None:
@@ -527,21 +632,112 @@ def _request(settings: CompactionSettings, format: str | None, leaf: str | None,
 
     if format is not None and format not in FORMATS:
         raise UsageError(f"no such format: {format} (known: {', '.join(FORMATS)})")
+    if leaf is not None and more.get("branch") is not None:
+        raise UsageError("--leaf and --branch contradict each other")
     return Request(settings=settings, format=format, leaf=leaf, **more)
 
 
-def _summarizer(name: SummarizerName | None, command: str | None, timeout: float, max_tokens: int, focus: str | None,
-                lang: Lang) -> Summarizer:  # fmt: skip
-    from haocompact.summarize import Command, Excerpt, Extract, Prompted
+class _Asked(NamedTuple):
+    """The options of the summarizers; `typed` are those that stand on the command line itself."""
 
-    if command is not None and name not in (None, SummarizerName.command):
-        raise UsageError(f"--command and --summarizer {name.value}: only one summarizer can be named",
-                         code="COMPACTION_SUMMARIZER_TAKEN")  # fmt: skip
-    if name is SummarizerName.command and command is None:
+    name: SummarizerName | None
+    model: str | None
+    base_url: str | None
+    key_variable: str
+    temperature: float | None
+    retries: int
+    concurrency: int
+    command: str | None
+    shell: bool
+    timeout: float
+    window: int
+    max_tokens: int
+    focus: str | None
+    redact: bool | None
+    fresh: bool
+    lang: str
+    archive: Path | None
+    typed: frozenset[str]
+    quiet: bool
+
+
+def _typed(context: typer.Context) -> frozenset[str]:
+    """Options that were given on the command line, not by the environment or the settings file."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(
+        name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"
+    )
+
+
+def _summarizer(asked: _Asked) -> Summarizer:
+    from haocompact.summarize import Excerpt, Extract
+
+    match _chosen(asked):
+        case SummarizerName.openai:
+            return _of_model(asked)
+        case SummarizerName.command:
+            return _of_command(asked)
+        case SummarizerName.excerpt:
+            return Excerpt(asked.lang)
+        case _:
+            return Extract()
+
+
+def _chosen(asked: _Asked) -> SummarizerName:
+    """The one summarizer that is named. A model in the environment or the settings file sends nothing by itself."""
+    kinds = {
+        "command": SummarizerName.command,
+        "model": SummarizerName.openai,
+        "base_url": SummarizerName.openai,
+    }
+    named = {f"--{option.replace('_', '-')}": kind for option, kind in kinds.items() if option in asked.typed}
+    if asked.name is not None and "summarizer" in asked.typed:
+        named[f"--summarizer {asked.name.value}"] = asked.name
+    if len(set(named.values())) > 1:
+        raise UsageError(
+            f"{' and '.join(named)}: only one summarizer can be named", code="COMPACTION_SUMMARIZER_TAKEN"
+        )
+    set_up = asked.name or (SummarizerName.command if asked.command is not None else SummarizerName.extract)
+    return next(iter(named.values()), set_up)
+
+
+def _of_model(asked: _Asked) -> Summarizer:
+    from haocompact.model import OpenAI
+    from haocompact.summarize import Prompted
+
+    if not asked.model:
+        raise UsageError("--summarizer openai needs --model")
+    keyless = asked.base_url or os.environ.get("OPENAI_BASE_URL")
+    if not os.environ.get(asked.key_variable, "").strip() and (not keyless or "api_key_env" in asked.typed):
+        raise UsageError(f"no key: {asked.key_variable} is not set (--api-key-env names another variable)")
+    model = OpenAI(asked.model, asked.base_url, asked.key_variable, asked.temperature, asked.timeout, asked.retries,
+                   asked.concurrency)  # fmt: skip
+    return Prompted("openai", model, redact=asked.redact is not False, side_by_side=True,
+                    asked=model.place,
+                    **_prompting(asked, model.identity))  # fmt: skip
+
+
+def _of_command(asked: _Asked) -> Summarizer:
+    from haocompact.redact import mask_error
+    from haocompact.summarize import Command, Prompted
+
+    if asked.command is None:
         raise UsageError("--summarizer command needs --command")
-    if command is not None:
-        return Prompted("command", Command(command, timeout), max_tokens, focus, lang.value)
-    return Excerpt(lang.value) if name is SummarizerName.excerpt else Extract()
+    command = Command(asked.command, asked.timeout, asked.shell)
+    return Prompted("command", command, redact=bool(asked.redact), asked=mask_error(asked.command),
+                    **_prompting(asked, f"command {asked.shell} {asked.command}"))  # fmt: skip
+
+
+def _prompting(asked: _Asked, identity: str) -> dict[str, Any]:
+    from haocompact.chunks import Answers
+
+    return {"model_max_tokens": asked.max_tokens, "focus": asked.focus, "lang": asked.lang, "window": asked.window,
+            "answers": Answers(asked.archive, identity, asked.fresh) if asked.archive else None,
+            "progress": _note if sys.stderr.isatty() and not asked.quiet else None}  # fmt: skip
+
+
+def _prices(sent: float | None, received: float | None) -> tuple[float, float] | None:
+    return None if sent is None and received is None else (sent or 0.0, received or 0.0)
 
 
 def _data_folder(kind: str) -> Path:
@@ -636,13 +832,14 @@ def _each(
     paths: list[str] | None, request: Request, one: Callable[[Source, Request], None], as_json: bool
 ) -> None:
     """Run `one` over all transcripts; an unreadable one is reported and does not stop the others."""
-    from haocompact import files, show
+    from haocompact import files, pipeline, show
 
     failed: HaoError | None = None
     for path, _ in _found(paths or ["-"]):
         try:
             with files.open_source(path, sys.stdin.buffer) as source:
-                one(source, request)
+                for part in pipeline.conversations(source, request):
+                    one(part, request)
         except HaoError as error:
             if as_json:
                 print(show.dumps(show.error_json(error, path)))
@@ -703,7 +900,7 @@ def _one_name_each(names: list[str], folder: Path) -> None:
 
 
 def _in_place(paths: list[str] | None, request: Request, choice: Choice, jobs: int, dask: str | None,
-              as_json: bool, quiet: bool, check: bool, dry_run: bool) -> None:  # fmt: skip
+              as_json: bool, quiet: bool, check: bool, dry_run: bool, prompts: bool) -> None:  # fmt: skip
     """One file that is named is reported as such; several, or a folder, are a batch with a table and totals."""
     from contextlib import ExitStack
 
@@ -715,14 +912,14 @@ def _in_place(paths: list[str] | None, request: Request, choice: Choice, jobs: i
     many = len(paths) > 1 or any(item.in_folder for item in items)
     if not items and not many:
         raise TranscriptError("no transcript in it (*.jsonl, *.jsonl.gz, *.jsonl.zst)", path=", ".join(paths))
-    report = show.Report()
+    report = show.BatchReport()
     with ExitStack() as stack:
         cluster = stack.enter_context(batch.connect(dask)) if dask else None
         results = batch.run(items, request, jobs, dry_run=dry_run, cluster=cluster)
         if not many:
-            return _finish(list(_told(results, as_json, quiet)), check)
+            return _finish(list(_told(results, as_json, quiet, prompts)), check)
         advance = stack.enter_context(_progress(len(items), as_json, quiet))
-        for done in _told(results, as_json, quiet, in_batch=True):
+        for done in _told(results, as_json, quiet, prompts, in_batch=True):
             report.add(done)
             advance()
     if as_json:
@@ -761,22 +958,28 @@ def _progress(total: int, as_json: bool, quiet: bool) -> Iterator[Callable[[], N
         yield advance
 
 
-def _told(done: Iterator[Done], as_json: bool, quiet: bool, in_batch: bool = False) -> Iterator[Done]:
+def _told(
+    done: Iterator[Done], as_json: bool, quiet: bool, prompts: bool, in_batch: bool = False
+) -> Iterator[Done]:
     """Report each result as it comes: JSON lines on stdout, or notes on stderr; in a batch errors and warnings."""
     from haocompact import diag as lines
     from haocompact import show
 
     for one in done:
         if as_json:
-            print(show.dumps(show.done_json(one)), flush=True)
+            print(show.dumps(show.done_json(one, prompts)), flush=True)
+        elif one.asks is not None:
+            print("\n".join(show.asks_text(one, prompts)), flush=True)
         for warning in one.warnings:
             _note(f"warning: {show.visible(warning)}", quiet)
         if one.degraded is not None:
             _note(f"degraded: {show.visible(one.path)}: the summary failed ({show.visible(one.degraded)}); "
                   "an excerpt stands in its place")  # fmt: skip
+        for line in (show.redacted_line(one), show.spent_line(one)):
+            _note(line, quiet)
         if one.error is not None:
             _note(_error_line(one.error))
-        elif not in_batch:
+        elif not in_batch and one.asks is None:
             _note(lines.compaction_line(one.skip) if one.skip is not None else None, quiet)
             _note(show.done_line(one), quiet)
         yield one

@@ -72,10 +72,17 @@ class NoTranscript(TranscriptError):
 
 
 class SummaryError(HaoError):
-    """The summarizer failed, and its answer must not become a checkpoint."""
+    """The summarizer failed, and its answer must not become a checkpoint.
+
+    `tokens`: what the failed request took all the same (input, output), as its server counted.
+    """
 
     exit_code = 5
     code = "SUMMARY"
+
+    def __init__(self, message: str, *, tokens: tuple[int, int] = (0, 0)) -> None:
+        super().__init__(message)
+        self.tokens = tokens
 
 
 class ArchiveError(HaoError):

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import IO
 
 from haocompact.errors import NoTranscript, SourceBusy, SourceChanged, TranscriptError, WriteError
-from haocompact.records import Data, FileBytes, chunks_of
+from haocompact.records import Data, FileBytes, Records, chunks_of, read
 
+_SESSION_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 
 
@@ -38,6 +39,13 @@ class Source:
     stamp: tuple[int, ...] | None = None
     compressed: bool = False
     _sha256: str | None = field(default=None, repr=False)
+    _records: Records | None = field(default=None, repr=False)
+
+    @property
+    def records(self) -> Records:
+        if self._records is None:
+            self._records = read(self.data)
+        return self._records
 
     @property
     def sha256(self) -> str:
@@ -304,6 +312,22 @@ def locked(path: Path) -> Iterator[None]:
         if not os.path.exists(path) or os.fstat(file.fileno()).st_ino != os.stat(path).st_ino:
             raise SourceBusy("another process has just replaced this transcript", path=str(path))
         yield
+
+
+def client_at_work(path: Path, folder: str, session_id: str) -> bool:
+    """Whether a client holds `<its home>/<folder>/<session id>.lock`; its home is above the transcript."""
+    if not _SESSION_ID.fullmatch(session_id):
+        return False
+    homes = (parent / folder / f"{session_id}.lock" for parent in path.absolute().parents)
+    lock = next((p for p in homes if p.is_file()), None)
+    if lock is None:
+        return False
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 # --------------------------------------------------------------------------------------- walking

@@ -29,11 +29,11 @@ from haocompact.compaction import (
     ToolCall,
     ToolResult,
 )
+from haocompact.redact import mask_secrets
 
 MIN_CHARS, MAX_CHARS, RATIO = 2_000, 12_000, 0.2
 TURN_SEPARATOR = "\n\n---\n\n**Turn Context (split turn):**\n\n"
 NO_HISTORY = "No prior history."
-SECRET = "[secret]"
 
 LATEST, USER, ASSISTANT, SYSTEM, TOOL = "latest", "user", "assistant", "system", "tool"
 GOAL, RULE, DONE, DOING, BLOCKED = "goal", "rule", "done", "doing", "blocked"
@@ -53,22 +53,6 @@ _TITLE = re.compile(
 )
 _TAG = re.compile(r"(?:(?:Latest request|User|System|Tool|Proposed): +)+")
 
-_KEY_SHAPES = re.compile(
-    r"\b(?:[spr]k[-_](?:live_|test_|ant-|proj-)?[\w-]{16,}|AKIA[0-9A-Z]{12,}|gh[opsur]_\w{16,}"
-    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,}|npm_\w{30,}|hf_\w{20,}"
-    r"|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?)"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
-)
-_BEARER = re.compile(r"\b(Bearer|Basic)( +)(?=[\w.~+/-]*\d)[\w.~+/-]{12,}=*", re.I)
-_USERINFO = re.compile(r"(?<=://)([^\s/:@\[]+):([^\s/@]+)@")
-_ASSIGNED = re.compile(
-    r"((?:pass(?:word|wd|phrase)|\bpwd|secret|token|(?:api|access|private|auth|signing|encryption)[_-]?key"
-    r"|密码|口令|密钥)[\"'`]?\s*)(=|:|：|\bis\b|是|为)(\s*[\"'`]?)([^\s\"'`,;，。；]{3,})",
-    re.I,
-)
-_CODE_VALUE = re.compile(
-    r"[$<{(\[*%]|.*[(\[{]|(?:none|null|true|false|str|string|undefined|required|optional)\b", re.I
-)
 _SECRET_HINTS = (
     *(
         "pass",
@@ -80,6 +64,7 @@ _SECRET_HINTS = (
         "basic",
         "://",
         "akia",
+        "asia",
         "aiza",
         "eyj",
         "sk-",
@@ -128,22 +113,6 @@ def _clean_once(text: str) -> str:
     text = text[tag.end() :] if tag else text
     low = text.lower()
     return mask_secrets(text).strip() if any(h in low for h in _SECRET_HINTS) else text
-
-
-def mask_secrets(text: str) -> str:
-    """Replace the values of secrets and keep their names: `api_key=[secret]`."""
-    text = _BEARER.sub(rf"\1\2{SECRET}", _KEY_SHAPES.sub(SECRET, text))
-    text = _USERINFO.sub(rf"\1:{SECRET}@", text)
-    return _ASSIGNED.sub(_mask_assigned, text)
-
-
-def _mask_assigned(match: re.Match[str]) -> str:
-    name, sign, gap, value = match.groups()
-    plain = name.lower().startswith(("pass", "pwd", "密码", "口令")) and sign in "=:："
-    telling = plain or (len(value) >= 6 and any(c.isdigit() for c in value))
-    if SECRET in value or _CODE_VALUE.match(value) or not telling:
-        return match.group()
-    return f"{name}{sign}{gap}{SECRET}"
 
 
 def cut(text: str, limit: int) -> str:

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from haocompact.archive import DEFAULT_LEVEL, Archive, Archives, Damage, Run, Segment
 from haocompact.ccr import CcrEntry, parse_ccr_section, render_message, window, with_ccr_section
+from haocompact.chunks import Ask, Report
 from haocompact.compaction import (
     COMPACTION_SUMMARY,
     DEFAULT_COMPACTION_SETTINGS,
@@ -55,6 +56,7 @@ from haocompact.errors import (
 from haocompact.files import (
     Source,
     changed_lately,
+    client_at_work,
     locked,
     open_source,
     sha256_of,
@@ -75,6 +77,7 @@ from haocompact.segment import (
 )
 from haocompact.summarize import (
     Extract,
+    Prompted,
     Summarizer,
     Summary,
     compact_context,
@@ -92,11 +95,13 @@ class Request:
 
     `cooldown`: seconds since the last compaction of the same transcript (with `if_needed`). `lines`: a
     narrower range for the segment strategy. `append`: the client's own record behind the old bytes.
+    `prices`: of a million tokens, sent and received.
     """
 
     settings: CompactionSettings = DEFAULT_COMPACTION_SETTINGS
     format: str | None = None
     leaf: str | None = None
+    branch: int | None = None
     summarizer: Summarizer = OFFLINE
     on_failure: str = "degrade"
     lang: str = "en"
@@ -109,6 +114,7 @@ class Request:
     append: bool = False
     level: int = DEFAULT_LEVEL
     archives: tuple[Path, ...] = ()
+    prices: tuple[float, float] | None = None
 
 
 # ------------------------------------------------------------------------------------------ plan
@@ -148,7 +154,7 @@ class Planned:
 
 def load(source: Source, request: Request) -> tuple[Session, tuple[str, ...]]:
     """Records, format, active conversation. Raises TranscriptError with the path."""
-    records = read(source.data)
+    records = source.records
     try:
         name: str | None = request.format
         mixed: tuple[str, ...] = ()
@@ -158,10 +164,41 @@ def load(source: Source, request: Request) -> tuple[Session, tuple[str, ...]]:
             detected = detect(records)
             name, mixed = detected.name, detected.others
         options = ReadOptions(leaf=request.leaf, repair=request.settings.repair)
-        return FORMATS[name].read(records, options), mixed
+        session = FORMATS[name].read(records, options)
+        if request.branch:
+            session = FORMATS[name].read(records, replace(options, leaf=_leaf(session, request.branch)))
+        return session, mixed
     except TranscriptError as error:
         error.path = error.path or source.path
         raise
+
+
+def conversations(source: Source, request: Request) -> list[Source]:
+    """The transcripts in a file: itself, or each line of a format whose lines are conversations of their own."""
+    found = _own_lines(source, request)
+    return [source] if found is None else [part for part in found if isinstance(part, Source)]
+
+
+def _own_lines(source: Source, request: Request) -> list[Source | bytes] | None:
+    """The lines of such a file, those that are no conversation as they are; None for any other file."""
+    records = source.records
+    try:
+        name = request.format or (detect(records).name if len(records) else "")
+    except TranscriptError:
+        return None
+    lines = getattr(FORMATS.get(name), "conversations", None)
+    if lines is None or len(records) < 2:
+        return None
+    own = set(lines(records))
+    return [Source(f"{source.path}:{i + 1}", records.raw(i), source.stamp) if i in own else records.raw(i)
+            for i in range(len(records))] if own else None  # fmt: skip
+
+
+def _leaf(session: Session, branch: int) -> str:
+    """Id of the branch end with this number. Raises TranscriptError."""
+    if not 0 < branch <= len(session.leaves):
+        raise TranscriptError(f"there is no branch {branch}: {len(session.leaves) or 'no'} branch ends")
+    return session.leaves[branch - 1][1]
 
 
 def plan(source: Source, request: Request) -> Planned:
@@ -231,8 +268,10 @@ def figures(planned: Planned) -> dict[str, Any]:
         "should_compact": planned.should_compact,
         "keep_recent_tokens": settings.keep_recent_tokens,
         "reserve_tokens": settings.reserve_tokens,
-        "first_kept_line": plan.retained_tail[0].line if plan else None,
-        "turn_start_line": plan.turn_prefix_messages[0].line if plan and plan.turn_prefix_messages else None,
+        "first_kept_line": session.records.line(plan.retained_tail[0].line) if plan else None,
+        "turn_start_line": session.records.line(plan.turn_prefix_messages[0].line)
+        if plan and plan.turn_prefix_messages
+        else None,
         "is_split_turn": plan.is_split_turn if plan else False,
         "messages": sum(m.told and m.kind != COMPACTION_SUMMARY for m in session.messages),
         "summarize": _count(plan.messages_to_summarize) if plan else 0,
@@ -243,6 +282,7 @@ def figures(planned: Planned) -> dict[str, Any]:
         "read_files": reads,
         "modified_files": edits,
         "ends": session.ends,
+        "leaves": [name for _, name in session.leaves],
         "opaque_lines": session.opaque_lines,
         "unknown_kinds": dict(session.unknown),
         "warnings": [{"line": w.line or None, "text": w.text} for w in session.warnings],
@@ -288,27 +328,64 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A transcript that stays as it is, and why."""
+    """A transcript that stays as it is, and why. `summary`: one that was made and came out no shorter."""
 
     planned: Planned
     skip: NoCompaction
+    summary: Summary | None = None
 
 
 def compact(source: Source, request: Request) -> Compacted | Skipped:
     """Plan, summarise, rebuild, check. Nothing is written yet; raises SummaryError, TranscriptError."""
+    planned, outcome = _decided(source, request)
+    if isinstance(outcome, NoCompaction):
+        return Skipped(planned, outcome)
+    summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang)
+    made = _appended if request.append else _rebuilt
+    return made(source, request, planned, outcome, summary)
+
+
+def _decided(source: Source, request: Request) -> tuple[Planned, CompactionPreparation | NoCompaction]:
+    """The plan, and what comes of it for `compact`."""
     planned = plan(source, request)
     outcome = planned.outcome
     if isinstance(outcome, NoCompaction):
-        return Skipped(planned, outcome)
+        return planned, outcome
     if request.if_needed and (skip := not_needed(planned, request)) is not None:
-        return Skipped(planned, skip)
+        return planned, skip
     if planned.mixed:
         others = ", ".join(planned.mixed)
         raise TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
                               path=source.path)  # fmt: skip
-    summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang)
-    made = _appended if request.append else _rebuilt
-    return made(source, request, planned, outcome, summary)
+    if request.append:
+        _append_of(source, planned)  # refused before a model is asked
+    return planned, outcome
+
+
+def rehearse(source: Source, request: Request, summarizer: Prompted) -> Done:
+    """What `compact` would ask a model or program; nothing is sent, and nothing is written."""
+    planned, outcome = _decided(source, request)
+    if isinstance(outcome, NoCompaction):
+        return _done(source, Skipped(planned, outcome), None, request)
+    report, size = Report(summarizer.asked), len(source.data)
+    asks = tuple(summarizer.requests(outcome, report))
+    paid = [ask for ask in asks if not ask.answered]
+    return Done(source.path, figures(planned), summarizer=summarizer.name, bytes_before=size,
+                bytes_after=size, warnings=tuple(warnings_of(planned)), asks=asks, report=report,
+                cost=_cost(sum(a.input_tokens for a in paid), sum(a.max_tokens for a in paid), request))  # fmt: skip
+
+
+def _rehearse_each(source: Source, request: Request, summarizer: Prompted) -> Done:
+    dones = [rehearse(part, request, summarizer) for part in conversations(source, request)]
+    asks, costs = tuple(a for d in dones for a in d.asks or ()), [d.cost for d in dones if d.cost is not None]
+    return replace(dones[0], path=source.path, asks=asks, cost=sum(costs) if costs else None)
+
+
+def _cost(sent: int, received: int, request: Request) -> float | None:
+    """In the currency of the prices; None when none were given."""
+    if request.prices is None:
+        return None
+    return (sent * request.prices[0] + received * request.prices[1]) / 1_000_000
 
 
 def not_needed(planned: Planned, request: Request) -> NoCompaction | None:
@@ -358,7 +435,7 @@ def _rebuilt(source: Source, request: Request, planned: Planned, outcome: Compac
     tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
     if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
         failed = {"failed": summary.degraded} if summary.degraded else {}
-        return Skipped(planned, replace(skip, figures=skip.figures | failed))
+        return Skipped(planned, replace(skip, figures=skip.figures | failed), summary)
     reads, edits = compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
     pieces = list(adapter.rebuild(session, outcome, kept, checkpoint))
@@ -387,16 +464,13 @@ def _appended(source: Source, request: Request, planned: Planned, outcome: Compa
               summary: Summary) -> Compacted | Skipped:  # fmt: skip
     """The old bytes and the client's own compaction record behind them. Nothing is removed or archived."""
     session, adapter = planned.session, FORMATS[planned.session.format]
-    append = getattr(adapter, "append", None)
-    if append is None:
-        raise UsageError(f"{source.path}: a {adapter.TITLE} transcript has no record for a compaction: without "
-                         "--append a new file is written")  # fmt: skip
+    append = _append_of(source, planned)
     told = [m for m in outcome.removed if m.told]
     gone = sorted({m.line - 1 for m in told})
     hash, chars = _address(adapter, session, outcome, gone)
     text = _full_summary(outcome, summary, request, CcrEntry(hash, len(told), chars))
     if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
-        return Skipped(planned, skip)
+        return Skipped(planned, skip, summary)
     reads, edits = compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
     tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
@@ -404,6 +478,16 @@ def _appended(source: Source, request: Request, planned: Planned, outcome: Compa
     _check_reading(adapter, outcome, output, request)
     return Compacted(planned, outcome, summary, checkpoint, output, None, (), tokens_after, (), len(told), chars,
                      None)  # fmt: skip
+
+
+def _append_of(source: Source, planned: Planned) -> Any:
+    """What makes the client's own record. Raises UsageError where it has none."""
+    adapter = FORMATS[planned.session.format]
+    append = getattr(adapter, "append", None)
+    if append is None:
+        raise UsageError(f"{source.path}: a {adapter.TITLE} transcript has no record for a compaction: without "
+                         "--append a new file is written")  # fmt: skip
+    return append
 
 
 def _archived(
@@ -464,12 +548,11 @@ def _no_gain(outcome: CompactionPreparation, text: str, settings: CompactionSett
 
 def _bytes_of(records: Records, pieces: Sequence[Piece]) -> Iterator[bytes]:
     """Lines of the new file; each but the last of the input's own ends in a line end, and so does the last."""
-    newline = records.newline
     for piece in pieces:
-        line = (
+        raw = (
             records.raw(piece) if isinstance(piece, int) else piece if isinstance(piece, bytes) else piece[1]
         )
-        yield line if line.endswith(b"\n") else line + newline
+        yield records.ended(raw)
 
 
 def _check(adapter: Format, session: Session, outcome: CompactionPreparation, pieces: Sequence[Piece],
@@ -549,6 +632,7 @@ class Done:
     """What became of one transcript. `figures` as `plan --json` has them; `skip` or `error` says why not.
 
     `left`: the cause for which a batch passed it over, `message` in words. `sha256` of what was written.
+    `report` and `cost`: what a model or program took. `asks`: of a dry run, what it would be asked.
     """
 
     path: str
@@ -567,17 +651,23 @@ class Done:
     left: str | None = None
     message: str | None = None
     sha256: str = ""
+    report: Report | None = None
+    cost: float | None = None
+    asks: tuple[Ask, ...] | None = None
 
 
-def _done(source: Source, result: Compacted | Skipped, output: str | None, warning: str | None) -> Done:
+def _done(source: Source, result: Compacted | Skipped, output: str | None, request: Request,
+          warning: str | None = None) -> Done:  # fmt: skip
     size = len(source.data)
-    warnings = (*([warning] if warning else []), *warnings_of(result.planned))
+    report = result.summary.report if result.summary is not None else None
+    notes = [f"{source.path}: {note}" for note in dict.fromkeys(report.notes)] if report else []
+    warnings = (*([warning] if warning else []), *warnings_of(result.planned), *notes)
+    cost = _cost(report.input_tokens, report.output_tokens, request) if report else None
     if isinstance(result, Skipped):
         skip = result.skip
         told = figures(result.planned) | {"result": "none", "branch": skip.branch, "sub": skip.sub}
-        return Done(
-            source.path, told, output, bytes_before=size, bytes_after=size, skip=skip, warnings=warnings
-        )
+        return Done(source.path, told, output, bytes_before=size, bytes_after=size, skip=skip, warnings=warnings,
+                    report=report, cost=cost)  # fmt: skip
     return Done(
         path=source.path,
         figures=figures(result.planned),
@@ -591,11 +681,21 @@ def _done(source: Source, result: Compacted | Skipped, output: str | None, warni
         bytes_after=len(result.output),
         warnings=warnings,
         sha256=sha256_of(result.output),
+        report=report,
+        cost=cost,
     )
 
 
 def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None) -> Done:
-    """Compact into a file, a folder or a stream; None is a dry run. A skip passes the input through unchanged."""
+    """Compact into a file, a folder or a stream; None is a dry run, in which no model or program is asked.
+
+    A skip passes the input through unchanged.
+    """
+    if target is None and isinstance(request.summarizer, Prompted):
+        return _rehearse_each(source, request, request.summarizer)
+    own = _own_lines(source, request)
+    if own is not None:
+        return _compact_each(source, own, request, target)
     result = compact(source, request)
     if isinstance(target, Path) and target.is_dir():
         target = target / _file_name(source.path, result)
@@ -606,7 +706,42 @@ def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None
     elif target is not None:
         store(result, _name(target) or "-", request.level)
         _deliver(result.output, target)
-    return _done(source, result, _name(target), warning)
+    return _done(source, result, _name(target), request, warning)
+
+
+def _compact_each(source: Source, parts: Sequence[Source | bytes], request: Request,
+                  target: Path | IO[bytes] | None) -> Done:  # fmt: skip
+    """Every conversation by itself; a line that is none, or that can't be read, stays as it is."""
+    output: list[bytes] = []
+    results: list[Compacted | Skipped] = []
+    for part in parts:
+        result = _attempt(part, request) if isinstance(part, Source) else None
+        results += [result] if result is not None else []
+        made = (
+            result.output if isinstance(result, Compacted) else part if isinstance(part, bytes) else part.data
+        )
+        made = made[:]
+        output.append(made if made.endswith(b"\n") else made + b"\n")
+        if isinstance(result, Compacted) and target is not None:
+            store(result, _name(target) or "-", request.level)
+    done = next((r for r in results if isinstance(r, Compacted)), None) or next(iter(results), None)
+    if done is None:
+        raise TranscriptError("none of its lines can be read as a conversation", path=source.path)
+    if isinstance(target, Path) and target.is_dir():
+        target = target / _file_name(source.path, done)
+    whole = b"".join(output) if isinstance(done, Compacted) else source.data
+    _deliver(whole, target)
+    count = sum(isinstance(r, Compacted) for r in results)
+    told = _done(source, done, _name(target), request, None)
+    return replace(told, path=source.path, bytes_after=len(whole), bytes_before=len(source.data),
+                   figures=told.figures | {"conversations": len(results), "compacted": count})  # fmt: skip
+
+
+def _attempt(part: Source, request: Request) -> Compacted | Skipped | None:
+    try:
+        return compact(part, request)
+    except TranscriptError:
+        return None
 
 
 def _file_name(path: str, result: Compacted | Skipped) -> str:
@@ -645,18 +780,23 @@ def compact_in_place(path: str, request: Request) -> Done:
     if target.is_dir():
         raise TranscriptError("is a directory", path=path)
     with open_source(path) as source, locked(target):
+        if _own_lines(source, request) is not None:
+            raise UsageError(f"{path}: each line is a conversation of its own: write it with -o",
+                             code="NOT_IN_PLACE")  # fmt: skip
         if source.compressed:
-            raise UsageError(f"{path}: a compressed transcript can't be compacted in place: write it with -o")
+            raise UsageError(f"{path}: a compressed transcript can't be compacted in place: write it with -o",
+                             code="NOT_IN_PLACE")  # fmt: skip
         _refuse_hard_links(path, target)
         result = compact(source, request)
         warning = None
         if isinstance(result, Compacted):
             _refuse_in_place(result)
+            _refuse_at_work(result.planned, target)
             store(result, str(target), request.level)
             write_file(target, result.output, like=os.stat(target), source=source)
         else:
             warning = record_skip(result.skip, path, request)
-        return _done(source, result, path, warning)
+        return _done(source, result, path, request, warning)
 
 
 def attempt_in_place(path: str, request: Request, min_age: float = 0, *, dry_run: bool = False) -> Done:
@@ -691,6 +831,16 @@ def _refuse_hard_links(path: str, target: Path) -> None:
     if names > 1:
         raise HardLinked(f"has {names} names (hard links): replacing it here would leave the others as they "
                          "are; write the result with -o", path=path)  # fmt: skip
+
+
+def _refuse_at_work(planned: Planned, target: Path) -> None:
+    """A client that has the session loaded would write on into a file that is gone."""
+    session = planned.session
+    folder = getattr(FORMATS[session.format], "LOCKS", None)
+    if folder and session.session_id and client_at_work(target, folder, session.session_id):
+        raise SourceBusy(
+            "its client has the session open (its writer lock is held); left alone", path=planned.path
+        )
 
 
 def _refuse_in_place(result: Compacted) -> None:
@@ -830,7 +980,8 @@ def _archived_messages(archive: Archive, hash: str, path: str) -> tuple[list[Mes
         return list(together([Record(number, raw) for number, raw in enumerate(lines, 1)])), adapter
     numbers = archive.message_lines(hash, path)
     raws = archive.lines(hash, numbers, path)
-    found = (adapter.message_of(Record(n + 1, raw)) for n, raw in zip(numbers, raws, strict=True))
+    record = getattr(adapter, "record", Record)
+    found = (adapter.message_of(record(n + 1, raw)) for n, raw in zip(numbers, raws, strict=True))
     return [m for m in found if m is not None], adapter
 
 
@@ -879,8 +1030,23 @@ def restore(source: Source, request: Request, hash: str | None = None) -> Iterat
     if hash is not None:
         yield from restore_input(hash, request, source.path)
         return
+    own = _own_lines(source, request)
+    if own is not None:
+        for part in own:
+            yield from _restored_line(part, request)
+        return
     with opened_archives(request) as archive:
         yield from _restored(archive, source, request)
+
+
+def _restored_line(part: Source | bytes, request: Request) -> Iterator[bytes]:
+    """A conversation as it was, or, when nothing of it is archived, as it is."""
+    if isinstance(part, bytes):
+        yield part
+        return
+    with opened_archives(request) as archive:
+        run = _run_of(archive, part.data)
+        yield from archive.restore(run) if run is not None else (part.data[:],)
 
 
 def _restored(archive: Archives, source: Source, request: Request) -> Iterator[bytes]:
@@ -954,7 +1120,9 @@ def warnings_of(planned: Planned, *, everything: bool = False) -> list[str]:
         lines.append(f"{planned.path}: {len(hidden)} more lines that are kept as they are, not read ({more}"
                      f"{', ...' if len(hidden) > 10 else ''})")  # fmt: skip
     if planned.session.ends > 1:
-        lines.append(
-            f"{planned.path}: {planned.session.ends} branch ends; the newest is read (--leaf names another)"
-        )
+        leaves = list(enumerate(planned.session.leaves, 1))
+        more = "..., " if len(leaves) > WARNINGS_SHOWN else ""
+        shown = more + ", ".join(f"{n}: {name} (line {line})" for n, (line, name) in leaves[-WARNINGS_SHOWN:])
+        lines.append(f"{planned.path}: {planned.session.ends} branch ends: {shown}; the client's own choice is read "
+                     "unless --branch N or --leaf ID names one")  # fmt: skip
     return lines

@@ -189,14 +189,13 @@ class Records(Sequence[Record]):
     def __getitem__(self, index: int | slice) -> Record | list[Record]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+        return self._record(range(len(self))[index])
+
+    def _record(self, index: int) -> Record:
         return Record(index + 1, self.raw(index))
 
     def __iter__(self) -> Iterator[Record]:
-        start, data = 0, self.data
-        for number, end in enumerate(self._ends, 1):
-            yield Record(number, data[start:end])
-            start = end
+        return map(self._record, range(len(self)))
 
     def raw(self, index: int) -> bytes:
         """The bytes of line `index` (0-based), terminator included."""
@@ -206,6 +205,57 @@ class Records(Sequence[Record]):
     def newline(self) -> bytes:
         """The line end that the file uses, for lines that are added."""
         return b"\r\n" if self._ends and self.raw(0).endswith(b"\r\n") else b"\n"
+
+    def ended(self, raw: bytes) -> bytes:
+        """A record's bytes as they stand in front of another one."""
+        return raw if raw.endswith(b"\n") else raw + self.newline
+
+    def line(self, number: int) -> int:
+        """The physical line of a record."""
+        return number
+
+
+class Element(Record):
+    """One element of a JSON array, with the comma and the white space behind it."""
+
+    __slots__ = ()
+
+    @property
+    def body(self) -> bytes:
+        return self.raw.strip(_SPACE + b",")
+
+
+class Elements(Records):
+    """The elements of one array in a JSON document, as records.
+
+    The first record is the document up to the first element, the last what follows the array's last element:
+    neither says anything, and all of them joined are the document again.
+    """
+
+    def __init__(self, document: bytes, path: tuple[str, ...]) -> None:
+        span = value_span(document, path)
+        spans = list(elements(document, *span)) if span else []
+        self.data = document
+        starts = [start for start, _ in spans] + ([spans[-1][1]] if spans else [])
+        self._ends = array("Q", [*starts, len(document)])
+
+    def _record(self, index: int) -> Record:
+        if 0 < index < len(self) - 1:
+            return Element(index + 1, self.raw(index))
+        frame = Record(index + 1, self.raw(index))
+        frame._parsed, frame._obj = True, {}
+        return frame
+
+    @property
+    def newline(self) -> bytes:
+        return b", "
+
+    def ended(self, raw: bytes) -> bytes:
+        return raw
+
+    def line(self, number: int) -> int:
+        start = self._ends[number - 2] if number > 1 else 0
+        return self.data[:start].count(b"\n") + 1
 
 
 def read(data: Data) -> Records:

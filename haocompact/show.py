@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from haocompact.archive import Run, Segment, Stats
 from haocompact.batch import Totals, skip_cause
+from haocompact.chunks import Ask, Report
 from haocompact.compaction import (
     CompactionPreparation,
     Image,
@@ -346,7 +347,7 @@ ROWS_SHOWN = 200  # of a batch
 
 
 @dataclass(slots=True)
-class Report:
+class BatchReport:
     """A batch in figures: one row a file that was compacted, failed or skipped for a reason worth a row."""
 
     totals: Totals = field(default_factory=Totals)
@@ -366,7 +367,7 @@ class Report:
             self.rows.append((done.path, "skipped", done.bytes_before, done.bytes_after, cause))
 
 
-def batch_table(report: Report) -> RenderableType:
+def batch_table(report: BatchReport) -> RenderableType:
     """Each file's before, after, and hash or cause; of many the failures and those that shrank most."""
     from rich import box
     from rich.table import Table
@@ -442,6 +443,46 @@ def exported_json(one: Exported) -> dict[str, Any]:
     return run_json(one.run) | {"result": "ok", "output": str(one.path)}
 
 
+def asks_text(done: Done, prompts: bool) -> list[str]:
+    """The requests of a dry run, a line each; with `prompts`, each in full."""
+    asks = done.asks or ()
+    sent = sum(a.input_tokens for a in asks if not a.answered)
+    received = sum(a.max_tokens for a in asks if not a.answered)
+    many = f"{len(asks)} request{'s' * (len(asks) != 1)}"
+    cost = "" if done.cost is None else f", cost at most {done.cost:.6g}"
+    whom = visible(done.report.asked if done.report and done.report.asked else done.summarizer)
+    lines = [f"{visible(done.path)}: {many} to {whom}, about {sent:,} tokens in, "
+             + (f"at most {received:,} out" if received else "no limit on the output") + cost]  # fmt: skip
+    for ask in asks:
+        limit = f"{ask.max_tokens:,}" if ask.max_tokens else "no limit"
+        free = ", answered before" if ask.answered else ""
+        lines.append(f"  {ask.name}: about {ask.input_tokens:,} tokens in, {limit} out{free}")
+        if prompts:
+            lines += ["--- system prompt", printable(ask.system), "--- prompt", printable(ask.prompt), "---"]
+    return lines
+
+
+def spent_line(done: Done) -> str | None:
+    """What a model or program took, in one line; None when none was asked."""
+    report = done.report
+    if report is None or done.asks is not None or not report.spent:
+        return None
+    about = "about " if report.estimated else ""
+    reused = f", {report.reused} answered before" if report.reused else ""
+    cost = "" if done.cost is None else f", cost {done.cost:.6g}"
+    return (f"{visible(done.path)}: {report.requests} requests{reused}, {about}{report.input_tokens:,} tokens in, "
+            f"{report.output_tokens:,} out{cost}")  # fmt: skip
+
+
+def redacted_line(done: Done) -> str | None:
+    """How many secrets were masked in what was sent, by kind; None when there was none."""
+    found = done.report.redacted if done.report else None
+    if not found:
+        return None
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found.items())
+    return f"{visible(done.path)}: masked in what is sent: {kinds}"
+
+
 # ------------------------------------------------------------------------------------------ JSON
 def dumps(obj: dict[str, Any]) -> str:
     """One line; what `visible` escapes is escaped here, too, so that the line can be shown on a terminal."""
@@ -483,13 +524,15 @@ def diag_json(planned: Planned, diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def done_json(done: Done) -> dict[str, Any]:
+def done_json(done: Done, prompts: bool = False) -> dict[str, Any]:
     if done.error is not None:
         return error_json(done.error, done.path)
     if done.left is not None:
         return {"version": VERSION, "path": done.path, "result": "none", "branch": done.left, "sub": None,
                 "message": done.message, "bytes_before": done.bytes_before,
                 "bytes_after": done.bytes_after}  # fmt: skip
+    asks = {} if done.asks is None else {"requests": [_ask_json(ask, prompts) for ask in done.asks]}
+    made = done.skip is None and done.asks is None
     return {
         "version": VERSION,
         "path": done.path,
@@ -498,17 +541,35 @@ def done_json(done: Done) -> dict[str, Any]:
         "archive": done.archive,
         "hash": done.hash or None,
         "summarizer": done.summarizer or None,
+        "asked": (done.report.asked or None) if done.report else None,
         "degraded": done.degraded is not None,
         "degraded_reason": done.degraded,
-        "tokens_after": done.tokens_after if done.skip is None else None,
+        "tokens_after": done.tokens_after if made else None,
         "bytes_before": done.bytes_before,
         "bytes_after": done.bytes_after,
+        "usage": _usage_json(done.report) if done.report and done.asks is None else None,
+        "cost": done.cost,
+        "redacted": done.report.redacted if done.report else None,
+        **asks,
     }
 
 
+def _ask_json(ask: Ask, prompts: bool) -> dict[str, Any]:
+    texts = {"system": ask.system, "prompt": ask.prompt} if prompts else {}
+    return {"name": ask.name, "input_tokens": ask.input_tokens, "max_tokens": ask.max_tokens or None,
+            "answered": ask.answered, **texts}  # fmt: skip
+
+
+def _usage_json(report: Report) -> dict[str, Any]:
+    return {"requests": report.requests, "reused": report.reused, "input_tokens": report.input_tokens,
+            "output_tokens": report.output_tokens, "estimated": report.estimated}  # fmt: skip
+
+
 def error_json(error: HaoError, path: str | None = None) -> dict[str, Any]:
+    sent, received = getattr(error, "tokens", (0, 0))
+    usage = {"usage": {"input_tokens": sent, "output_tokens": received}} if sent or received else {}
     return {"version": VERSION, "path": error.path or path, "result": "error", "code": error.code,
-            "message": str(error.args[0]), "line": error.line}  # fmt: skip
+            "message": str(error.args[0]), "line": error.line, **usage}  # fmt: skip
 
 
 def directory_json(found: Directory) -> dict[str, Any]:

@@ -142,7 +142,7 @@ def formats(stage: Stage) -> str:
 def samples(stage: Stage) -> str:
     """What each sample does at the small keep-recent; for a skip, why."""
     settings = f"--json --quiet --keep-recent {KEEP_SMALL} samples"
-    plans = {o["path"]: o for o in stage.objects(f"haocompact plan {settings}")}
+    plans = {o["path"].removesuffix(":1"): o for o in stage.objects(f"haocompact plan {settings}")}
     rows = []
     for done in stage.objects(f"haocompact compact --dry-run --no-archive {settings}"):
         result = f"nothing to compact: `{done.get('sub') or done.get('branch')}`"

@@ -1,5 +1,6 @@
 """--append: the old bytes and the client's own record behind them; segments that stand in the log itself."""
 
+import fcntl
 import itertools
 import json
 
@@ -9,6 +10,7 @@ from conftest import CORPUS, ROOT, transcripts
 from haocompact.cli import main
 from haocompact.compaction import COMPACTION_SUMMARY, ESTIMATORS, CompactionSettings
 from haocompact.errors import TranscriptError, UsageError
+from haocompact.files import client_at_work
 from haocompact.formats import FORMATS
 from haocompact.formats.session import ReadOptions
 from haocompact.logged import logged_segments
@@ -282,3 +284,77 @@ def test_extended_bytes_are_the_two_parts_as_one():
     assert len(data) == 7
     assert b"".join(data.chunks()) == whole
     assert all(data[i:j] == whole[i:j] for i in range(9) for j in range(9))
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_session_that_its_codex_client_has_open_is_left_alone(held, tmp_path, capfd):
+    """The client's lock: <home>/thread-writer-locks/<thread id>.lock, held with flock while a thread is loaded."""
+    data = (ROOT / "samples" / "codex" / "legacy-tools.jsonl").read_bytes()
+    thread = json.loads(data.splitlines()[0])["payload"]["id"]
+    path = tmp_path / "sessions" / "2026" / "12" / "01" / "rollout.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    lock = tmp_path / "thread-writer-locks" / f"{thread}.lock"
+    lock.parent.mkdir()
+    with lock.open("wb") as file:
+        if held:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        code = run("compact", "--keep-recent", "400", "--estimator", "chars", "--in-place", path)
+    assert (code, path.read_bytes() == data) == ((7, True) if held else (0, False))
+    assert ("writer lock" in capfd.readouterr().err) == held
+
+
+def test_a_session_id_never_leads_to_another_path(tmp_path):
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "x.lock").touch()
+    with (tmp_path / "x.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not client_at_work(tmp_path / "s.jsonl", "locks", "../x")
+
+
+# ------------------------------------------------------------------------------------- branches
+def forked(tmp_path):
+    """A pi session whose second question was asked twice, in two branches; the newest entry is a label."""
+    log = [{"type": "session", "version": 3, "id": "s", "timestamp": "2026-01-01T00:00:00.000Z", "cwd": "/x"}]
+
+    def add(id, parent, role, text):
+        message = {"role": role, "content": [{"type": "text", "text": text}]}
+        log.append({"type": "message", "id": id, "parentId": parent, "timestamp": log[0]["timestamp"],
+                    "message": message})  # fmt: skip
+
+    add("a", None, "user", "FIRST " * 400)
+    add("b", "a", "assistant", "ANSWER")
+    add("c", "b", "user", "LEFT " * 400)
+    add("d", "c", "assistant", "left")
+    add("e", "b", "user", "RIGHT " * 400)
+    add("f", "e", "assistant", "right")
+    log.append(
+        {"type": "label", "id": "g", "parentId": "f", "timestamp": log[0]["timestamp"], "targetId": "f"}
+    )
+    path = tmp_path / "s.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in log))
+    return path
+
+
+def test_branch_ends_are_listed_and_chosen_by_number(tmp_path, capfd):
+    path = forked(tmp_path)
+    assert run("plan", "--json", path) == 0
+    told = capfd.readouterr()
+    assert json.loads(told.out)["leaves"] == ["d", "f"]
+    assert "2 branch ends: 1: d (line 5), 2: f (line 7)" in told.err
+    for number, word in (("1", "LEFT"), ("2", "RIGHT")):
+        args = (
+            "--branch",
+            number,
+            "--keep-recent",
+            "400",
+            "--estimator",
+            "chars",
+            "--strategy",
+            "keep-recent",
+        )
+        assert run("compact", *args, path) == 0
+        kept = capfd.readouterr().out
+        assert f"{word} {word}" in kept
+    assert run("plan", "--branch", "3", path) == 4
+    assert run("plan", "--branch", "1", "--leaf", "d", path) == 2

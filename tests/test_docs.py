@@ -12,7 +12,7 @@ from haocompact import errors
 from haocompact.cli import app
 from haocompact.compaction import CompactionSettings
 from haocompact.formats import FORMATS
-from haocompact.pipeline import Compacted, Request, compact, open_source
+from haocompact.pipeline import Compacted, Request, compact, conversations, open_source
 
 TEXT = readme.README.read_text("utf-8")
 COMMANDS = typer.main.get_command(app).commands
@@ -58,7 +58,8 @@ def test_every_option_is_documented(name):
 
 
 def test_options_named_in_the_text_exist():
-    known = {o for c in COMMANDS.values() for p in c.params for o in p.opts} | {"--version", "--help"}
+    params = [p for c in COMMANDS.values() for p in c.params]
+    known = {o for p in params for o in (*p.opts, *p.secondary_opts)} | {"--version", "--help"}
     known |= {"--install-completion", "--show-completion"}
     named = set(
         re.findall(
@@ -113,7 +114,9 @@ def test_every_sample_folder_is_a_known_format_and_each_format_has_samples():
 def test_every_sample_compacts_or_has_a_reason(name):
     settings = CompactionSettings(keep_recent_tokens=readme.KEEP_SMALL)
     with open_source(str(SAMPLES[name])) as source:
-        result = compact(source, Request(settings=settings))
+        request = Request(settings=settings)
+        results = [compact(part, request) for part in conversations(source, request)]
+        result = next((r for r in results if isinstance(r, Compacted)), results[0])
     if name in SKIPPED:
         assert result.skip.sub == SKIPPED[name]
     else:

@@ -95,7 +95,7 @@ class Run:
             self.result = self.result.skip
         if isinstance(self.result, Compacted):
             self.segment = store(self.result)
-            self.lines = lines_of(self.data)
+            self.lines = pieces_of(self.format, self.data)
             self.gone = list(self.result.gone)
             self.output = Source(str(folder / "o.jsonl"), self.result.output)
 
@@ -106,6 +106,21 @@ class Run:
     @property
     def plan(self):
         return self.result.plan
+
+
+def pieces_of(format, data):
+    """Lines; of a request the text before its messages, each message with what follows it, and the rest."""
+    if not format.endswith("requests"):
+        return lines_of(data)
+    text, decoder = data.decode(), json.JSONDecoder()
+    key = next(k for k in ('"messages":', '"input":') if k in text)
+    starts, at = [], text.index("[", text.index(key)) + 1
+    while text[at:].lstrip(" ,\n")[0] == "{":
+        at = text.index("{", at)
+        starts.append(at)
+        at = decoder.raw_decode(text, at)[1]
+    edges = [0, *starts, at, len(text)]
+    return [text[a:b].encode() for a, b in itertools.pairwise(edges)]
 
 
 def lines_of(data):
@@ -151,7 +166,7 @@ def test_law_2_kept_and_removed_are_all_records_in_order(compacted):
         kept = sorted(set(range(len(run.lines))) - (set() if hidden_only else set(run.gone)))
         if hidden_only and not run.lines[-1].endswith(b"\n") and json_of(run.lines[-1]) is None:
             kept.pop()  # a torn last line
-        written = iter(lines_of(run.result.output))
+        written = iter(pieces_of(run.format, run.result.output))
         new = 0
         for index in kept:
             for line in written:

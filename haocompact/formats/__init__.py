@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from haocompact.errors import NoTranscript
-from haocompact.formats import anthropic, berry, claude_code, codex, haocode, openai_chat, pi
+from haocompact.formats import anthropic, berry, claude_code, codex, haocode, openai_chat, pi, responses
+from haocompact.formats.requests import Requests
 from haocompact.formats.session import Format
 from haocompact.records import Record, Records
 
@@ -18,7 +19,12 @@ FORMATS: dict[str, Format] = {
     "openai": openai_chat,
     "anthropic": anthropic,
     "haocode": haocode,
-}
+    "responses": responses,
+    "openai-requests": Requests(openai_chat, "openai-requests", "OpenAI chat requests, one a line"),
+    "anthropic-requests": Requests(anthropic, "anthropic-requests", "Anthropic requests, one a line"),
+    "responses-requests": Requests(responses, "responses-requests", "OpenAI Responses requests, one a line",
+                                   ("input", "output")),
+}  # fmt: skip
 
 SAMPLE_LINES = 200
 SAMPLE_BYTES = 4 << 20

@@ -715,7 +715,7 @@ def _some(names: Iterable[str], most: int = 8) -> str:
 
 def _count_ends(session: Session, leaves: Sequence[tuple[int, Node]], path: Sequence[Node],
                 start: int) -> None:  # fmt: skip
-    """Count branch ends since the last compaction: ends of branches that said something of their own."""
+    """The branch ends since the last compaction: ends of branches that said something of their own."""
     on_path = {n.index for n in path}
     responses = {n.response for n in path if n.response}
     ends = []
@@ -725,7 +725,8 @@ def _count_ends(session: Session, leaves: Sequence[tuple[int, Node]], path: Sequ
         said = _climb(leaf, lambda n: n.index in on_path or _says(n, responses))
         if said is not None and said.index not in on_path:
             ends.append(leaf)
-    session.ends = 1 + len(ends)
+    active = max((n for n in path if n.role), key=lambda n: n.index, default=path[-1])
+    session.leaves = sorted((n.index + 1, n.uuid) for n in (*ends, active))
     newest = max((n.stamp for n in path), default="")
     if later := [n for n in ends if n.stamp > newest]:
         session.warn(later[-1].index + 1, f"another branch is newer: its end is {later[-1].uuid}")

@@ -55,6 +55,7 @@ from haocompact.jsjson import stringify
 from haocompact.records import BOM, Record, Records, clean, dump, elements, splice, value_span
 
 NAME = "codex"
+LOCKS = "thread-writer-locks"  # folder of the client's home; it holds the lock of a thread that is loaded
 TITLE = "Codex CLI"
 
 HEAD = "header: the first one is kept"

@@ -123,7 +123,7 @@ def read(records: Records, options: ReadOptions) -> Session:
     session = Session(NAME, records, [])
     tree = _tree(records, session, options)
     session.state = tree
-    session.ends = _count_ends(tree)
+    session.leaves = _leaves(tree)
     compaction = next((e for e in reversed(tree.path) if e.type == "compaction"), None)
     entries = tree.path if compaction is None else _kept_by(records, tree, compaction)
     tree.context = entries
@@ -204,11 +204,20 @@ def _walk(tree: Tree, session: Session, options: ReadOptions) -> None:
     tree.path.reverse()
 
 
-def _count_ends(tree: Tree) -> int:
-    parents = {e.parent for e in tree.entries}
-    talk = ("message", "custom_message", "compaction", "branch_summary")
-    children_only = [e for e in tree.by_id.values() if e.id not in parents and e.type in talk]
-    return max(1, len(children_only))
+TALK = ("message", "custom_message", "compaction", "branch_summary")
+
+
+def _leaves(tree: Tree) -> list[tuple[int, str]]:
+    """Entries that say something and that nothing said follows: the ends of branches, in file order."""
+    followed: set[str | None] = set()
+    talk = [e for e in tree.by_id.values() if e.type in TALK]
+    for entry in talk:
+        above, seen = tree.by_id.get(entry.parent or ""), {entry.id}
+        while above is not None and above.type not in TALK and above.id not in seen:
+            seen.add(above.id)
+            above = tree.by_id.get(above.parent or "")
+        followed.add(above.id if above is not None else None)
+    return sorted((e.index + 1, e.id or "") for e in talk if e.id not in followed)
 
 
 def _kept_by(records: Records, tree: Tree, compaction: Entry) -> list[Entry]:

@@ -54,7 +54,8 @@ class Session:
 
     `messages`: oldest first; a first message of kind compaction_summary is the summary that the client or
     haocompact wrote before. `unknown`: how many records there are of each kind that the adapter does not know.
-    `ends`: branch ends in the file (1 where there is no tree). `state` belongs to the adapter.
+    `leaves`: (line, id) of every branch end, in file order; none where there is no tree. `state` belongs to
+    the adapter.
     """
 
     format: str
@@ -64,8 +65,12 @@ class Session:
     unknown: Counter[str] = field(default_factory=Counter)
     session_id: str | None = None
     context_window: int | None = None
-    ends: int = 1
+    leaves: list[tuple[int, str]] = field(default_factory=list)
     state: Any = None
+
+    @property
+    def ends(self) -> int:
+        return max(1, len(self.leaves))
 
     @property
     def opaque_lines(self) -> int:
@@ -302,10 +307,11 @@ class Listing:
 
 def read_list(name: str, records: Records, message_of: Callable[[Record], Message | None],
               parts: Callable[[Json], Parts], options: ReadOptions, *,
-              native_summary: bool = False) -> Session:  # fmt: skip
+              native_summary: bool = False, silent: Sequence[str] = ()) -> Session:  # fmt: skip
     """One message a line in file order; leading system lines and headers are no part of the conversation.
 
     Without a summary record of the format's own, only the first message may be one; later, its text is a quote.
+    `silent`: types of records that are known to say nothing.
     """
     unknown: list[tuple[int, str]] = []
     session = Session(name, records, [], state=Listing())
@@ -316,7 +322,7 @@ def read_list(name: str, records: Records, message_of: Callable[[Record], Messag
         if message is None or (message.role == "system" and not session.messages):
             if record.dict and not session.messages:
                 listing.head.append(index)
-            if message is None and record.dict:
+            if message is None and record.dict and word(record.dict.get("type")) not in silent:
                 unknown.append((record.number, word(record.dict.get("role")) or "no role"))
             continue
         if message.kind != COMPACTION_SUMMARY or session.messages:

@@ -1,0 +1,76 @@
+"""One request of an API a line: `{"messages": [...]}`, as API logs, batch and fine-tuning files have it.
+
+Each line is a conversation of its own: the elements of its array are the records, so that what is kept stays byte
+for byte, with everything around the array. What an element says is the business of the list format that it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from haocompact.compaction import CompactionPreparation, Message
+from haocompact.errors import TranscriptError
+from haocompact.formats.session import Checkpoint, Format, Json, Piece, ReadOptions, Session
+from haocompact.records import Element, Elements, Record, Records
+
+AROUND = ((), ("body",), ("request",), ("request_params",))  # objects that may stand around the array
+PEEKED = 50  # elements that detection looks at
+
+
+class Requests:
+    """The format of lines that hold an array of `inner`'s messages under one of `keys`."""
+
+    def __init__(self, inner: Format, name: str, title: str, keys: Sequence[str] = ("messages",)) -> None:
+        self.inner, self.NAME, self.TITLE = inner, name, title
+        self.KINDS: Mapping[str, str] = inner.KINDS
+        self.paths = tuple((*around, key) for around in AROUND for key in keys)
+
+    def path(self, obj: Json) -> tuple[str, ...] | None:
+        """Where the array of messages stands in a line, None when it has none."""
+        return next((p for p in self.paths if _array(obj, p)), None)
+
+    def sniff(self, obj: Json, first: bool) -> int:
+        path = self.path(obj)
+        if path is None:
+            return 0
+        votes = [self.inner.sniff(e, False) for e in _array(obj, path)[:PEEKED]]
+        return min(1 + (2 in votes), *(2 * v for v in votes))
+
+    def conversations(self, records: Records) -> list[int]:
+        """Indexes of the lines that hold one."""
+        return [i for i, record in enumerate(records) if self.path(record.dict) is not None]
+
+    def read(self, records: Records, options: ReadOptions) -> Session:
+        """The conversation of the one line. Raises TranscriptError for none, or several: each is read by itself."""
+        found = self.conversations(records)
+        if len(found) != 1:
+            raise TranscriptError(f"{len(found) or 'no'} conversations in it: each line is one of its own")
+        path = self.path(records[found[0]].dict)
+        assert path is not None
+        session = self.inner.read(Elements(records.data[:], path), options)
+        session.format = self.NAME
+        return session
+
+    def select(self, session: Session, plan: CompactionPreparation) -> list[int]:
+        """The document around the array, and what the list format keeps of the array."""
+        return sorted({0, *self.inner.select(session, plan), len(session.records) - 1})
+
+    def rebuild(self, session: Session, plan: CompactionPreparation, kept: Sequence[int],
+                checkpoint: Checkpoint) -> Iterable[Piece]:  # fmt: skip
+        return self.inner.rebuild(session, plan, kept, checkpoint)
+
+    def record(self, number: int, raw: bytes) -> Record:
+        """One archived element."""
+        return Element(number, raw)
+
+    def message_of(self, record: Record) -> Message | None:
+        return self.inner.message_of(record)
+
+
+def _array(obj: Json, path: Sequence[str]) -> list[Json]:
+    """The array of objects at `path`; an empty one when there is none."""
+    value: object = obj
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    objects = isinstance(value, list) and all(isinstance(e, dict) for e in value)
+    return value if objects and isinstance(value, list) else []
