@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -12,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from haocompact import __version__
-from haocompact.errors import HaoError, NothingToCompact, TranscriptError, UsageError
+from haocompact.errors import DamagedArchive, HaoError, NothingToCompact, TranscriptError, UsageError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
+    from haocompact.batch import Choice
     from haocompact.compaction import CompactionSettings, Estimator
     from haocompact.files import Source
     from haocompact.pipeline import Done, Planned, Request
@@ -111,6 +111,15 @@ ArchiveOption = Annotated[
         show_default="user data folder",
     ),
 ]
+Archives = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--archive",
+        envvar="HAOCOMPACT_ARCHIVE",
+        help="An archive, or a folder of them (*.db); several are read as one.",
+        show_default="user data folder",
+    ),
+]
 LogOption = Annotated[
     Path | None,
     typer.Option(
@@ -123,6 +132,21 @@ LogOption = Annotated[
 LangOption = Annotated[
     Lang, typer.Option("--lang", envvar="HAOCOMPACT_LANG", help="Language of haocompact's own sentences.")
 ]
+
+
+def _seconds(text: str) -> float:
+    """90, 90s, 15m, 12h, 30d or 4w, in seconds."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e12:
+        raise typer.BadParameter(f"{text!r} is no duration (90s, 15m, 12h, 30d, 4w)")
+    return seconds
+
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and warnings on stderr.")]
 
 
@@ -343,12 +367,39 @@ def compact(
     ] = False,
     log: LogOption = None,
     lang: LangOption = Lang.en,
+    level: Annotated[int, typer.Option(min=1, max=22, help="zstd level of what the archive takes.")] = 6,
     jobs: Annotated[int, typer.Option(min=1, help="Processes for --in-place on many files.")] = 1,
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="With --in-place: a Dask scheduler to run on.", show_default=False
+        ),
+    ] = None,
     min_age: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Leave files alone that changed in the last SECONDS.", show_default="120 in folders"
+            parser=_seconds,
+            metavar="DURATION",
+            help="Leave files alone that changed this lately (90s, 15m, 12h).",
+            show_default="2m in folders",
         ),
+    ] = None,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            parser=_seconds,
+            metavar="DURATION",
+            help="With --in-place: only files that were last changed so long ago (30d, 4w).",
+            show_default=False,
+        ),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="In folders: only files of this name or path.", show_default=False),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="In folders: no file of this name or path.", show_default=False),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Do everything but write; a model or program is not asked.")
@@ -364,7 +415,7 @@ def compact(
 
     \b
     haocompact compact session.jsonl -o small.jsonl
-    haocompact compact --in-place ~/sessions --jobs 4
+    haocompact compact --in-place ~/sessions --jobs 4 --older-than 30d
     """
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
     where_to = None if no_archive else archive or _archive_path()
@@ -377,15 +428,19 @@ def compact(
                        on_failure=on_failure.value, archive=where_to, log=log or _log_path(),
                        prices=_prices(price_in, price_out),
                        if_needed=if_needed, cooldown=cooldown, lines=_line_range(range_, strategy),
-                       allow_growth=allow_growth, append=append)  # fmt: skip
+                       allow_growth=allow_growth, append=append, level=level)  # fmt: skip
     where = _one_target(output, output_dir, in_place, dry_run)
     if where == "stdout" and as_json and not dry_run:
         raise UsageError(
             "--json goes with -o, --output-dir, --in-place or --dry-run: stdout carries the transcript"
         )
-    done = (_in_place(paths, request, jobs, min_age) if where == "in place"
-            else _to_targets(paths, request, where, output, output_dir, dry_run))  # fmt: skip
-    _finish(_told(done, as_json, quiet, show_prompt), check)
+    if in_place:
+        from haocompact.batch import Choice
+
+        choice = Choice(min_age, older_than or 0, tuple(include or ()), tuple(exclude or ()))
+        return _in_place(paths, request, choice, jobs, dask, as_json, quiet, check, dry_run, show_prompt)
+    done = _to_targets(paths, request, where, output, output_dir, dry_run)
+    _finish(list(_told(done, as_json, quiet, show_prompt)), check)
 
 
 @app.command()
@@ -465,11 +520,30 @@ def retrieve(
         bool, typer.Option("--summary", help="The summary that stands in the transcript.")
     ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Re-hash everything in the archive.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="What the archive holds, and its size.")] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", help="Write every original into this folder.", show_default=False),
+    ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="List what no transcript refers to any more; --yes removes it."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --prune: remove what is listed.")] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            parser=_seconds,
+            metavar="DURATION",
+            help="With --prune: leave what was archived later than this.",
+            show_default="1d",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)
     ] = None,
     format: FormatOption = None,
-    archive: ArchiveOption = None,
+    archive: Archives = None,
     lang: LangOption = Lang.en,
     as_json: AsJson = False,
 ) -> None:
@@ -481,9 +555,20 @@ def retrieve(
     """
     from haocompact import files, pipeline, show
 
-    request = _request(_settings(), format, None, archive=archive or _archive_path(), lang=lang.value)
+    request = _request(
+        _settings(), format, None, archives=tuple(archive or [_archive_path()]), lang=lang.value
+    )
     if verify:
         return _verify(request, as_json)
+    if stats:
+        return _stats(request, as_json)
+    if export is not None:
+        return _export(request, export, as_json)
+    if prune or yes:
+        if not prune:
+            raise UsageError("--yes goes with --prune")
+        folders = [] if path == "-" else [path]
+        return _prune(request, folders, 86400 if older_than is None else older_than, yes, as_json)
     if hash is None and _looks_like_hash(path):
         path, hash = "", path
     if hash is not None:
@@ -697,13 +782,19 @@ def _settings_file(context: typer.Context) -> dict[str, Any]:
     for key in table:
         if key not in known:
             raise UsageError(f"{path}: unknown key {key!r}{_nearest(key, known)}")
-        if isinstance(table[key], (list, dict)):
+        if isinstance(table[key], dict) or (isinstance(table[key], list) and f"--{key}" not in REPEATED):
             raise UsageError(f"{path}: Invalid value for '--{key}': {table[key]!r}")
-    return {name: {names[k]: v for k, v in table.items() if k in names} for name, names in commands.items()}
+    return {name: {names[k].name: _listed(v, names[k]) for k, v in table.items() if k in names}
+            for name, names in commands.items()}  # fmt: skip
 
 
-def _option_names(command: Any) -> dict[str, str]:
-    return {opt[2:]: p.name for p in command.params for opt in p.opts if opt.startswith("--")}
+def _listed(value: Any, option: Any) -> Any:
+    """A single value of an option that may be repeated is a list of one."""
+    return [value] if option.multiple and not isinstance(value, list) else value
+
+
+def _option_names(command: Any) -> dict[str, Any]:
+    return {opt[2:]: p for p in command.params for opt in p.opts if opt.startswith("--")}
 
 
 def _nearest(key: str, known: list[str]) -> str:
@@ -808,41 +899,69 @@ def _one_name_each(names: list[str], folder: Path) -> None:
             raise UsageError(f"--output-dir is the folder of {name} itself: use --in-place")
 
 
-def _in_place(paths: list[str] | None, request: Request, jobs: int, min_age: float | None) -> Iterator[Done]:
-    from haocompact import pipeline
-    from haocompact.summarize import stop
+def _in_place(paths: list[str] | None, request: Request, choice: Choice, jobs: int, dask: str | None,
+              as_json: bool, quiet: bool, check: bool, dry_run: bool, prompts: bool) -> None:  # fmt: skip
+    """One file that is named is reported as such; several, or a folder, are a batch with a table and totals."""
+    from contextlib import ExitStack
+
+    from haocompact import batch, show
 
     if not paths or "-" in paths:
         raise UsageError("--in-place needs files or folders")
-    work = [(p, min_age if min_age is not None else 120.0 * in_folder)
-            for p, in_folder in _found(paths)]  # fmt: skip
-    if jobs == 1 or len(work) < 2:
-        yield from (pipeline.attempt_in_place(p, request, age) for p, age in work)
+    items = batch.find(paths, choice, request)
+    many = len(paths) > 1 or any(item.in_folder for item in items)
+    if not items and not many:
+        raise TranscriptError("no transcript in it (*.jsonl, *.jsonl.gz, *.jsonl.zst)", path=", ".join(paths))
+    report = show.BatchReport()
+    with ExitStack() as stack:
+        cluster = stack.enter_context(batch.connect(dask)) if dask else None
+        results = batch.run(items, request, jobs, dry_run=dry_run, cluster=cluster)
+        if not many:
+            return _finish(list(_told(results, as_json, quiet, prompts)), check)
+        advance = stack.enter_context(_progress(len(items), as_json, quiet))
+        for done in _told(results, as_json, quiet, prompts, in_batch=True):
+            report.add(done)
+            advance()
+    if as_json:
+        print(show.dumps(show.totals_json(report.totals)))
+    else:
+        _print(show.batch_table(report))
+        print("\n".join(show.totals_text(report.totals, dry_run=dry_run)))
+    if report.totals.failed:
+        raise typer.Exit(7)
+    if check and not report.totals.compacted:
+        raise typer.Exit(NothingToCompact.exit_code)
+
+
+@contextmanager
+def _progress(total: int, as_json: bool, quiet: bool) -> Iterator[Callable[[], None]]:
+    """A bar on stderr where that is a terminal, unless JSON lines run through the same one."""
+    if quiet or not sys.stderr.isatty() or (as_json and sys.stdout.isatty()):
+        yield lambda: None
         return
-    with _executor(request, jobs) as executor:
-        try:
-            yield from executor.map(
-                pipeline.attempt_in_place, *zip(*((p, request, age) for p, age in work), strict=True)
-            )
-        except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
-            stop(request.summarizer)
-            raise
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    options: dict[str, bool] = {
+        "transient": True,
+        "redirect_stdout": False,
+        "auto_refresh": False,
+    }  # no thread
+    with Progress(*columns, console=Console(stderr=True), **options) as bar:  # type: ignore[arg-type]
+        task = bar.add_task("", total=total)
+
+        def advance() -> None:
+            bar.advance(task)
+            bar.refresh()
+
+        yield advance
 
 
-def _executor(request: Request, jobs: int) -> Executor:
-    """Processes, or threads where all requests go to one server under one rate limit."""
-    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-
-    return (
-        ThreadPoolExecutor(jobs)
-        if getattr(request.summarizer, "side_by_side", False)
-        else ProcessPoolExecutor(jobs)
-    )
-
-
-def _told(done: Iterator[Done], as_json: bool, quiet: bool, prompts: bool) -> Iterator[Done]:
-    """Report each result as it comes: JSON lines on stdout, or notes on stderr."""
+def _told(
+    done: Iterator[Done], as_json: bool, quiet: bool, prompts: bool, in_batch: bool = False
+) -> Iterator[Done]:
+    """Report each result as it comes: JSON lines on stdout, or notes on stderr; in a batch errors and warnings."""
     from haocompact import diag as lines
     from haocompact import show
 
@@ -853,25 +972,25 @@ def _told(done: Iterator[Done], as_json: bool, quiet: bool, prompts: bool) -> It
             print("\n".join(show.asks_text(one, prompts)), flush=True)
         for warning in one.warnings:
             _note(f"warning: {show.visible(warning)}", quiet)
-        if one.skip is not None:
-            _note(lines.compaction_line(one.skip), quiet)
         if one.degraded is not None:
-            _note(
-                f"degraded: the summary failed ({show.visible(one.degraded)}); an excerpt stands in its place"
-            )
+            _note(f"degraded: {show.visible(one.path)}: the summary failed ({show.visible(one.degraded)}); "
+                  "an excerpt stands in its place")  # fmt: skip
         for line in (show.redacted_line(one), show.spent_line(one)):
             _note(line, quiet)
-        if one.asks is None:
-            _note(_error_line(one.error) if one.error else show.done_line(one), quiet and one.error is None)
+        if one.error is not None:
+            _note(_error_line(one.error))
+        elif not in_batch and one.asks is None:
+            _note(lines.compaction_line(one.skip) if one.skip is not None else None, quiet)
+            _note(show.done_line(one), quiet)
         yield one
 
 
-def _finish(done: Iterator[Done], check: bool) -> None:
-    results = list(done)
+def _finish(results: list[Done], check: bool) -> None:
+    """The exit code: a single transcript's own, 7 when some of several failed."""
     errors = [r.error for r in results if r.error is not None]
     if errors:
         raise typer.Exit(errors[0].exit_code if len(results) == 1 else 7)
-    if check and all(r.skip is not None for r in results):
+    if check and all(r.skip is not None or r.left is not None for r in results):
         raise typer.Exit(NothingToCompact.exit_code)
 
 
@@ -899,16 +1018,59 @@ def _show_log(path: Path, as_json: bool) -> None:
 
 def _verify(request: Request, as_json: bool) -> None:
     from haocompact import pipeline, show
-    from haocompact.errors import DamagedArchive
 
     damages = list(pipeline.verify(request))
     for damage in damages:
         print(show.dumps({"version": 1, "hash": damage.hash, "damage": damage.what}) if as_json
-              else f"{damage.hash}: {damage.what}")  # fmt: skip
+              else f"{damage.hash}: {show.visible(damage.what)}")  # fmt: skip
     if damages:
-        raise DamagedArchive(f"{len(damages)} damaged", path=str(request.archive))
+        raise DamagedArchive(f"{len(damages)} damaged", path=", ".join(map(str, request.archives)))
     if not as_json:
         print("the archive is whole")
+
+
+def _stats(request: Request, as_json: bool) -> None:
+    from haocompact import show, upkeep
+
+    for path, found in upkeep.stats(request):
+        print(
+            show.dumps(show.stats_json(path, found)) if as_json else "\n".join(show.stats_text(path, found))
+        )
+
+
+def _export(request: Request, folder: Path, as_json: bool) -> None:
+    from haocompact import show, upkeep
+
+    failed = 0
+    for one in upkeep.export(request, folder):
+        failed += one.error is not None
+        if as_json:
+            print(show.dumps(show.exported_json(one)))
+        elif one.error is None:
+            print(f"{show.visible(str(one.path))}  from {show.visible(one.run.source)}, {one.run.created}")
+        else:
+            _note(_error_line(one.error))
+    if failed:
+        raise DamagedArchive(f"{failed} originals can't be written back")
+
+
+def _prune(request: Request, folders: list[str], older_than: float, yes: bool, as_json: bool) -> None:
+    from haocompact import show, upkeep
+
+    runs = (
+        upkeep.prune(request, folders, older_than) if yes else upkeep.prunable(request, folders, older_than)
+    )
+    for run in runs:
+        print(show.dumps(show.run_json(run) | {"removed": yes}) if as_json else show.run_line(run))
+    if as_json:
+        return
+    size = sum(run.input_size for run in runs)
+    what = f"{len(runs)} originals ({size:,} bytes)"
+    print(
+        f"{what} removed"
+        if yes
+        else f"{what} have no transcript any more" + "; --yes removes them" * bool(runs)
+    )
 
 
 def _looks_like_hash(text: str) -> bool:
@@ -960,15 +1122,21 @@ def _reopen_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
+REPEATED = {"--include", "--exclude"}  # and --archive where it is read
+
+
 def _refuse_doubled(words: list[str]) -> None:
     """The same setting twice on one command line is no setting: which one was meant?"""
+    repeated = REPEATED | ({"--archive"} if words[:1] == ["retrieve"] else set())
     seen: dict[str, str] = {}
     for word, value in zip(words, [*words[1:], ""], strict=False):
         if word == "--":
             return
         name, equals, given = word.partition("=")
-        if name.startswith("--") and seen.setdefault(name, given if equals else value) != (
-            given if equals else value
+        if (
+            name.startswith("--")
+            and name not in repeated
+            and seen.setdefault(name, given if equals else value) != (given if equals else value)
         ):
             raise UsageError(f"{name} is given twice", code="COMPACTION_CONFIG_TAKEN")
 

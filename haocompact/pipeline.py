@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from haocompact.archive import Archive, Damage, Run, Segment
+from haocompact.archive import DEFAULT_LEVEL, Archive, Archives, Damage, Run, Segment
 from haocompact.ccr import CcrEntry, parse_ccr_section, render_message, window, with_ccr_section
 from haocompact.chunks import Ask, Report
 from haocompact.compaction import (
@@ -40,9 +40,13 @@ from haocompact.compaction import (
 )
 from haocompact.diag import Diagnosis, append_log, diagnose, log_line
 from haocompact.errors import (
+    ArchivedElsewhere,
     ArchiveError,
     DamagedArchive,
     HaoError,
+    HardLinked,
+    NotInPlace,
+    NoTranscript,
     SourceBusy,
     TranscriptError,
     UnknownHash,
@@ -55,6 +59,7 @@ from haocompact.files import (
     client_at_work,
     locked,
     open_source,
+    sha256_of,
     write_error,
     write_file,
 )
@@ -86,6 +91,8 @@ OFFLINE = Extract()
 class Request:
     """What the user asked for; `archive` None is --no-archive, `log` None writes no log.
 
+    `level`: of the archive's compression. `archives`: those that are read, where they are several.
+
     `cooldown`: seconds since the last compaction of the same transcript (with `if_needed`). `lines`: a
     narrower range for the segment strategy. `append`: the client's own record behind the old bytes.
     `prices`: of a million tokens, sent and received.
@@ -105,6 +112,8 @@ class Request:
     lines: tuple[int, int] | None = None
     allow_growth: bool = False
     append: bool = False
+    level: int = DEFAULT_LEVEL
+    archives: tuple[Path, ...] = ()
     prices: tuple[float, float] | None = None
 
 
@@ -151,7 +160,7 @@ def load(source: Source, request: Request) -> tuple[Session, tuple[str, ...]]:
         mixed: tuple[str, ...] = ()
         if name is None:
             if not len(records):
-                raise TranscriptError("empty file")
+                raise NoTranscript("empty file")
             detected = detect(records)
             name, mixed = detected.name, detected.others
         options = ReadOptions(leaf=request.leaf, repair=request.settings.repair)
@@ -576,7 +585,7 @@ def _signature(message: Message) -> tuple[object, ...]:
 def _run(source: Source, session: Session, gone: Sequence[int], hash: str, output: bytes) -> Run:
     return Run(
         hash=hash,
-        source=source.path,
+        source=absolute(source.path),
         format=session.format,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         input_sha256=source.sha256,
@@ -585,6 +594,11 @@ def _run(source: Source, session: Session, gone: Sequence[int], hash: str, outpu
         output_size=len(output),
         recipe=tuple(_lengths(len(session.records), gone)),
     )
+
+
+def absolute(path: str) -> str:
+    """A path that means the same in every folder; stdin stays "-"."""
+    return path if path == "-" else os.path.abspath(path)
 
 
 def _lengths(total: int, gone: Sequence[int]) -> Iterator[int]:
@@ -598,22 +612,26 @@ def _lengths(total: int, gone: Sequence[int]) -> Iterator[int]:
     yield length
 
 
-def store(result: Compacted) -> Segment | None:
-    """Put the removed lines into the archive, commit, read back, compare. Raises ArchiveError, WriteError."""
+def store(result: Compacted, place: str = "", level: int = DEFAULT_LEVEL) -> Segment | None:
+    """Put the removed lines into the archive, commit, read back, compare. Raises ArchiveError, WriteError.
+
+    `place`: where the result will be written.
+    """
     if result.archive is None or result.run is None:
         return None
     records, gone = result.planned.session.records, result.gone
-    with Archive.open(result.archive, create=True) as archive:
+    with Archive.open(result.archive, create=True, level=level) as archive:
         return archive.store(result.run, (records.raw(i) for i in gone),
                              (records.raw(i) for i in removed(len(records), gone)),
                              messages=result.messages, chars=result.chars,
-                             message_lines=result.message_lines)  # fmt: skip
+                             message_lines=result.message_lines, place=absolute(place) if place else "")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
     """What became of one transcript. `figures` as `plan --json` has them; `skip` or `error` says why not.
 
+    `left`: the cause for which a batch passed it over, `message` in words. `sha256` of what was written.
     `report` and `cost`: what a model or program took. `asks`: of a dry run, what it would be asked.
     """
 
@@ -630,6 +648,9 @@ class Done:
     skip: NoCompaction | None = None
     error: HaoError | None = None
     warnings: tuple[str, ...] = ()
+    left: str | None = None
+    message: str | None = None
+    sha256: str = ""
     report: Report | None = None
     cost: float | None = None
     asks: tuple[Ask, ...] | None = None
@@ -659,6 +680,7 @@ def _done(source: Source, result: Compacted | Skipped, output: str | None, reque
         bytes_before=size,
         bytes_after=len(result.output),
         warnings=warnings,
+        sha256=sha256_of(result.output),
         report=report,
         cost=cost,
     )
@@ -682,7 +704,7 @@ def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None
         warning = record_skip(result.skip, source.path, request) if target is not None else None
         _deliver(source.data, target)
     elif target is not None:
-        store(result)
+        store(result, _name(target) or "-", request.level)
         _deliver(result.output, target)
     return _done(source, result, _name(target), request, warning)
 
@@ -701,7 +723,7 @@ def _compact_each(source: Source, parts: Sequence[Source | bytes], request: Requ
         made = made[:]
         output.append(made if made.endswith(b"\n") else made + b"\n")
         if isinstance(result, Compacted) and target is not None:
-            store(result)
+            store(result, _name(target) or "-", request.level)
     done = next((r for r in results if isinstance(r, Compacted)), None) or next(iter(results), None)
     if done is None:
         raise TranscriptError("none of its lines can be read as a conversation", path=source.path)
@@ -751,7 +773,7 @@ def _name(target: Path | IO[bytes] | None) -> str | None:
 
 
 def compact_in_place(path: str, request: Request) -> Done:
-    """Compact one file where it stands. Mode and owner stay; a symbolic link stays one."""
+    """Compact one file where it stands. Mode, owner and times stay; a symbolic link stays one."""
     target = Path(os.path.realpath(path))
     if not target.exists():
         raise TranscriptError("no such file", path=path)
@@ -759,33 +781,56 @@ def compact_in_place(path: str, request: Request) -> Done:
         raise TranscriptError("is a directory", path=path)
     with open_source(path) as source, locked(target):
         if _own_lines(source, request) is not None:
-            raise UsageError(f"{path}: each line is a conversation of its own: write it with -o")
+            raise UsageError(f"{path}: each line is a conversation of its own: write it with -o",
+                             code="NOT_IN_PLACE")  # fmt: skip
         if source.compressed:
-            raise UsageError(f"{path}: a compressed transcript can't be compacted in place: write it with -o")
+            raise UsageError(f"{path}: a compressed transcript can't be compacted in place: write it with -o",
+                             code="NOT_IN_PLACE")  # fmt: skip
+        _refuse_hard_links(path, target)
         result = compact(source, request)
         warning = None
         if isinstance(result, Compacted):
             _refuse_in_place(result)
             _refuse_at_work(result.planned, target)
-            store(result)
+            store(result, str(target), request.level)
             write_file(target, result.output, like=os.stat(target), source=source)
         else:
             warning = record_skip(result.skip, path, request)
         return _done(source, result, path, request, warning)
 
 
-def attempt_in_place(path: str, request: Request, min_age: float = 0) -> Done:
+def attempt_in_place(path: str, request: Request, min_age: float = 0, *, dry_run: bool = False) -> Done:
     """As `compact_in_place`, with an error as part of the result: one bad file never stops the rest."""
     try:
         if changed_lately(Path(path), min_age):
-            raise SourceBusy(
-                f"changed within the last {min_age:g} s: its client may still be at it", path=path
-            )
+            raise SourceBusy(f"changed within the last {min_age:g} s: its client may still be at it "
+                             "(--min-age)", path=path)  # fmt: skip
+        if dry_run:
+            with open_source(path) as source:
+                return compact_to(source, request, None)
         return compact_in_place(path, request)
     except HaoError as error:
         return Done(path, error=error)
     except OSError as error:
         return Done(path, error=TranscriptError(error.strerror or str(error), path=path))
+    except Exception as error:  # a bug or no memory: this file is left alone, the others have their turn
+        return Done(path, error=HaoError(f"a bug: {_where(error)}", path=path))
+
+
+def _where(error: Exception) -> str:
+    """What was raised and by which line, in one line."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})" if trace else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _refuse_hard_links(path: str, target: Path) -> None:
+    names = os.stat(target).st_nlink
+    if names > 1:
+        raise HardLinked(f"has {names} names (hard links): replacing it here would leave the others as they "
+                         "are; write the result with -o", path=path)  # fmt: skip
 
 
 def _refuse_at_work(planned: Planned, target: Path) -> None:
@@ -805,7 +850,7 @@ def _refuse_in_place(result: Compacted) -> None:
     refusal = getattr(FORMATS[session.format], "in_place_refusal", None)
     reason = refusal(session) if refusal else None
     if reason:
-        raise WriteError(reason, path=result.planned.path)
+        raise NotInPlace(reason, path=result.planned.path)
 
 
 # -------------------------------------------------------------------------------------- retrieve
@@ -831,12 +876,8 @@ def directory(source: Source, request: Request) -> Directory:
     logged = {found.segment.hash: found.segment for found in logged_segments(session, source.path)}
     known: dict[str, Segment] = {}
     here: list[Segment] = []
-    if (
-        set(markers) - logged.keys()
-        or not logged
-        or (request.archive is not None and request.archive.exists())
-    ):
-        with _archive(request) as archive:
+    if set(markers) - logged.keys() or not logged or any(path.exists() for path in _named(request)):
+        with opened_archives(request) as archive:
             known = {s.hash: s for s in archive.segments()}  # only what is here is ours, whatever a text says
             path = os.path.abspath(source.path)
             here = [known[r.hash] for r in reversed(archive.runs()) if os.path.abspath(r.source) == path]
@@ -861,7 +902,7 @@ def raw_segment(hash: str, request: Request, path: str = "") -> Iterator[bytes]:
     """The original lines of a segment: out of the archive, or of the log of the transcript at `path`."""
     with _home(hash, request, path) as home:
         if isinstance(home, Archive):
-            yield from home.raw(clean_hash(hash))
+            yield from home.raw(clean_hash(hash), absolute(path))
         else:
             session, logged = home
             yield from logged.raw(session)
@@ -869,20 +910,41 @@ def raw_segment(hash: str, request: Request, path: str = "") -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _home(hash: str, request: Request, path: str) -> Iterator[Archive | tuple[Session, Logged]]:
-    """Where a segment is: the archive, else the transcript's own log. Raises UnknownHash, ArchiveError."""
+    """Where a segment is: the archive, else the transcript's own log.
+
+    Raises UnknownHash, ArchivedElsewhere where `path` has the marker, ArchiveError.
+    """
     digits = clean_hash(hash)
     with contextlib.ExitStack() as stack:
         home: Archive | tuple[Session, Logged] | None
         try:
-            home = stack.enter_context(_archive(request))
-            home.find(digits)
+            home = stack.enter_context(opened_archives(request)).holding(digits)
         except DamagedArchive:
             raise
-        except ArchiveError:
+        except ArchiveError as error:
             home = _in_log(digits, request, path, stack)
             if home is None:
+                if isinstance(error, UnknownHash) and digits in _markers(path, request):
+                    raise _elsewhere([digits], request, path) from None
                 raise
         yield home
+
+
+def _markers(path: str, request: Request) -> list[str]:
+    """The hashes that a transcript's summary names; none when it can't be read."""
+    if path in ("", "-"):
+        return []
+    try:
+        with open_source(path) as source:
+            return [e.hash for e in parse_ccr_section(summary_of(source, request))]
+    except TranscriptError:
+        return []
+
+
+def _elsewhere(hashes: Sequence[str], request: Request, path: str) -> ArchivedElsewhere:
+    names, searched = ", ".join(hashes), ", ".join(map(str, _named(request)))
+    return ArchivedElsewhere(f"archived elsewhere: the marker of {names} is good, but it is not in {searched}; "
+                             "name the archive it was written to with --archive", path=path)  # fmt: skip
 
 
 def _in_log(
@@ -904,20 +966,20 @@ def segment_messages(hash: str, request: Request, path: str = "") -> list[Messag
 def _segment(hash: str, request: Request, path: str) -> tuple[list[Message], Format]:
     with _home(hash, request, path) as home:
         if isinstance(home, Archive):
-            return _archived_messages(home, clean_hash(hash))
+            return _archived_messages(home, clean_hash(hash), absolute(path))
         session, logged = home
         return logged_messages(session, logged), FORMATS[session.format]
 
 
-def _archived_messages(archive: Archive, hash: str) -> tuple[list[Message], Format]:
-    segment = archive.find(hash)
+def _archived_messages(archive: Archive, hash: str, path: str) -> tuple[list[Message], Format]:
+    segment = archive.find(hash, path)
     adapter = FORMATS[segment.format]
     together = getattr(adapter, "messages_of", None)  # where a message spans several lines
     if together is not None:
-        lines = list(archive.raw(segment.hash))
+        lines = list(archive.raw(hash, path))
         return list(together([Record(number, raw) for number, raw in enumerate(lines, 1)])), adapter
-    numbers = archive.message_lines(segment.hash)
-    raws = archive.lines(segment.hash, numbers)
+    numbers = archive.message_lines(hash, path)
+    raws = archive.lines(hash, numbers, path)
     record = getattr(adapter, "record", Record)
     found = (adapter.message_of(record(n + 1, raw)) for n, raw in zip(numbers, raws, strict=True))
     return [m for m in found if m is not None], adapter
@@ -932,8 +994,9 @@ def window_text(hash: str, request: Request, from_message: int, budget: int, pat
 
 def verify(request: Request) -> Iterator[Damage]:
     """Re-hash the whole archive and name what is damaged."""
-    with _archive(request) as archive:
-        yield from archive.verify()
+    with opened_archives(request) as archives:
+        for archive in archives:
+            yield from archive.verify()
 
 
 def summary_of(source: Source, request: Request) -> str:
@@ -947,10 +1010,13 @@ def summary_of(source: Source, request: Request) -> str:
 
 def restore_input(hash: str, request: Request, path: str = "") -> Iterator[bytes]:
     """The whole input of one compaction: of `path` when that transcript has one by this hash, else the newest."""
-    with _archive(request) as archive:
-        runs = archive.runs(clean_hash(hash))
+    with opened_archives(request) as archive:
+        digits = clean_hash(hash)
+        runs = archive.runs(digits)
+        if not runs and digits in _markers(path, request):
+            raise _elsewhere([digits], request, path)
         if not runs:
-            raise UnknownHash(f"not found: {hash} is no segment of {archive.path}")
+            raise UnknownHash(f"not found: {hash} is no segment of {', '.join(map(str, archive.paths))}")
         own = [r for r in runs if path and os.path.abspath(r.source) == os.path.abspath(path)]
         yield from archive.restore((own or runs)[0])
 
@@ -969,7 +1035,7 @@ def restore(source: Source, request: Request, hash: str | None = None) -> Iterat
         for part in own:
             yield from _restored_line(part, request)
         return
-    with _archive(request) as archive:
+    with opened_archives(request) as archive:
         yield from _restored(archive, source, request)
 
 
@@ -978,12 +1044,12 @@ def _restored_line(part: Source | bytes, request: Request) -> Iterator[bytes]:
     if isinstance(part, bytes):
         yield part
         return
-    with _archive(request) as archive:
+    with opened_archives(request) as archive:
         run = _run_of(archive, part.data)
         yield from archive.restore(run) if run is not None else (part.data[:],)
 
 
-def _restored(archive: Archive, source: Source, request: Request) -> Iterator[bytes]:
+def _restored(archive: Archives, source: Source, request: Request) -> Iterator[bytes]:
     """Undo from the newest compaction back; what stands behind each output is carried along."""
     data: Data = source.data
     appended: list[bytes] = []
@@ -994,6 +1060,8 @@ def _restored(archive: Archive, source: Source, request: Request) -> Iterator[by
         undone += 1
     if not undone:
         listed = directory(source, request)
+        if listed.missing:
+            raise _elsewhere(listed.missing, request, source.path)
         if listed.segments:
             raise ArchiveError("the transcript was changed after its compaction, so its original can't be put "
                                "together; retrieve FILE HASH --restore gives the input of one compaction")  # fmt: skip
@@ -1008,7 +1076,7 @@ def _restored(archive: Archive, source: Source, request: Request) -> Iterator[by
         data = part
 
 
-def _run_of(archive: Archive, data: Data) -> Run | None:
+def _run_of(archive: Archives, data: Data) -> Run | None:
     """The newest run whose output this file begins with."""
     sizes = sorted({r.output_size for r in archive.runs() if 0 < r.output_size <= len(data)}, reverse=True)
     for size in sizes:
@@ -1019,10 +1087,22 @@ def _run_of(archive: Archive, data: Data) -> Run | None:
     return None
 
 
-def _archive(request: Request) -> Archive:
-    if request.archive is None:
+def opened_archives(request: Request) -> Archives:
+    """The archives to read from: those named, with what a distributed batch left beside them."""
+    named = _named(request)
+    if not named:
         raise ArchiveError("--no-archive leaves nothing to retrieve from")
-    return Archive.open(request.archive)
+    left = [file for path in named for file in sorted(workers_folder(path).glob("*.db"))]
+    return Archives.open([*named, *left])
+
+
+def _named(request: Request) -> tuple[Path, ...]:
+    return request.archives or ((request.archive,) if request.archive is not None else ())
+
+
+def workers_folder(archive: Path) -> Path:
+    """Where the workers of a distributed batch keep their archives until they are merged."""
+    return archive.with_name(f"{archive.name}.workers")
 
 
 WARNINGS_SHOWN = 5  # of one kind; the rest is counted

@@ -6,13 +6,16 @@ Nothing here shows message text: a row says what a message is (texts, calls, res
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from haocompact.archive import Segment
+from haocompact.archive import Run, Segment, Stats
+from haocompact.batch import Totals, skip_cause
 from haocompact.chunks import Ask, Report
 from haocompact.compaction import (
     CompactionPreparation,
@@ -30,6 +33,7 @@ from haocompact.compaction import (
 from haocompact.diag import Diagnosis, LogEntry
 from haocompact.errors import HaoError
 from haocompact.pipeline import Directory, Done, Planned, figures
+from haocompact.upkeep import Exported
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -302,6 +306,12 @@ def log_table(entries: Sequence[LogEntry]) -> RenderableType:
     return table
 
 
+def near(path: str) -> str:
+    """A path below the current folder as one would type it there."""
+    here = os.path.join(os.getcwd(), "")
+    return path.removeprefix(here) or path
+
+
 def directory_table(found: Directory) -> RenderableType:
     from rich import box
     from rich.table import Table
@@ -309,7 +319,7 @@ def directory_table(found: Directory) -> RenderableType:
 
     table = Table("hash", "messages", "characters", "created", "source", box=box.SIMPLE_HEAD, show_edge=False)
     for s in found.segments:
-        source = "in this transcript" if s.hash in found.in_log else visible(s.source)
+        source = "in this transcript" if s.hash in found.in_log else visible(near(s.source))
         table.add_row(s.hash, f"{s.messages:,}", f"{s.chars:,}", s.created, RichText(source))
     for hash in found.missing:
         table.add_row(hash, "?", "?", "not in this archive", "")
@@ -323,11 +333,114 @@ def done_line(done: Done) -> str:
         return f"{path}: {visible(str(done.error))}"
     if done.skip is not None:
         return f"{path}: nothing to compact ({done.skip.sub or done.skip.branch})"
+    if done.left is not None:
+        return f"{path}: left alone ({visible(done.message or done.left)})"
     gone = done.figures["summarize"] + done.figures["prefix"]
-    degraded = f", DEGRADED: {visible(done.degraded)}" if done.degraded else ""
     return (f"{path}: {gone:,} messages -> 1 summary, {done.figures['kept']:,} kept, "
             f"{done.bytes_before:,} -> {done.bytes_after:,} bytes"
-            + (f", <<ccr:{done.hash}>>" if done.hash else "") + degraded)  # fmt: skip
+            + (f", <<ccr:{done.hash}>>" if done.hash else ""))  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------- batch
+COUNTED_ONLY = {"unchanged", "no_transcript", "too_young", "symlink", "compressed"}
+ROWS_SHOWN = 200  # of a batch
+
+
+@dataclass(slots=True)
+class BatchReport:
+    """A batch in figures: one row a file that was compacted, failed or skipped for a reason worth a row."""
+
+    totals: Totals = field(default_factory=Totals)
+    rows: list[tuple[str, str, int, int, str]] = field(default_factory=list)
+
+    def add(self, done: Done) -> None:
+        self.totals.add(done)
+        cause = skip_cause(done)
+        if done.error is not None:
+            self.rows.append(
+                (done.path, "failed", done.bytes_before, done.bytes_after, str(done.error.args[0]))
+            )
+        elif cause is None:
+            result = "degraded" if done.degraded else "compacted"
+            self.rows.append((done.path, result, done.bytes_before, done.bytes_after, done.hash))
+        elif cause not in COUNTED_ONLY:
+            self.rows.append((done.path, "skipped", done.bytes_before, done.bytes_after, cause))
+
+
+def batch_table(report: BatchReport) -> RenderableType:
+    """Each file's before, after, and hash or cause; of many the failures and those that shrank most."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text as RichText
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("file", overflow="fold")
+    table.add_column("result", no_wrap=True)
+    table.add_column("before", justify="right", no_wrap=True)
+    table.add_column("after", justify="right", no_wrap=True)
+    table.add_column("hash or cause", overflow="fold", min_width=16)
+    shown = report.rows
+    if len(shown) > ROWS_SHOWN:
+        weight = {id(row): (row[1] == "failed", row[2] - row[3]) for row in shown}
+        shown = sorted(shown, key=lambda row: weight[id(row)], reverse=True)[:ROWS_SHOWN]
+    for path, result, before, after, what in shown:
+        sizes = ("", "") if result == "failed" else (f"{before:,}", f"{after:,}")
+        table.add_row(RichText(visible(path)), result, *sizes, RichText(visible(what)))
+    if len(shown) < len(report.rows):
+        table.add_row(f"... {len(report.rows) - len(shown):,} more (--json lists them all)")
+    return table
+
+
+def totals_text(totals: Totals, *, dry_run: bool = False) -> Iterator[str]:
+    """The lines under the table."""
+    causes = ", ".join(f"{count:,} {cause}" for cause, count in sorted(totals.skipped.items()))
+    skipped = sum(totals.skipped.values())
+    yield (f"{totals.compacted:,} {'would be ' * dry_run}compacted, {skipped:,} skipped"
+           + (f" ({causes})" if causes else "") + f", {totals.failed:,} failed"
+           + (f"; {totals.degraded:,} of them with an excerpt for a summary" if totals.degraded else ""))  # fmt: skip
+    if totals.compacted:
+        saved = totals.bytes_before - totals.bytes_after
+        yield (f"{totals.bytes_before:,} -> {totals.bytes_after:,} bytes, "
+               f"{saved / max(1, totals.bytes_before):.0%} less")  # fmt: skip
+
+
+def totals_json(totals: Totals) -> dict[str, Any]:
+    return {"version": VERSION, "result": "totals", "files": totals.files, "compacted": totals.compacted,
+            "skipped": dict(sorted(totals.skipped.items())), "failed": totals.failed, "degraded": totals.degraded,
+            "bytes_before": totals.bytes_before, "bytes_after": totals.bytes_after}  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------- archive
+def stats_text(path: Path, stats: Stats) -> list[str]:
+    share = f" ({stats.stored_bytes / stats.raw_bytes:.1%})" if stats.raw_bytes else ""
+    return [
+        f"archive    {visible(str(path))}",
+        f"originals  {stats.runs:,}, {stats.raw_bytes:,} bytes",
+        f"segments   {stats.segments:,}",
+        f"stored in  {stats.stored_bytes:,} bytes{share}",
+        f"archived   {stats.oldest} to {stats.newest}" if stats.oldest else "archived   nothing yet",
+    ]
+
+
+def stats_json(path: Path, stats: Stats) -> dict[str, Any]:
+    return {"version": VERSION, "archive": str(path), "segments": stats.segments, "originals": stats.runs,
+            "raw_bytes": stats.raw_bytes, "stored_bytes": stats.stored_bytes, "oldest": stats.oldest,
+            "newest": stats.newest}  # fmt: skip
+
+
+def run_line(run: Run) -> str:
+    return f"{run.hash}  {run.created}  {run.input_size:,} bytes  {visible(run.source)}"
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    return {"version": VERSION, "hash": run.hash, "source": run.source, "format": run.format, "created": run.created,
+            "bytes": run.input_size, "sha256": run.input_sha256}  # fmt: skip
+
+
+def exported_json(one: Exported) -> dict[str, Any]:
+    if one.error is not None:
+        return error_json(one.error, one.run.source)
+    return run_json(one.run) | {"result": "ok", "output": str(one.path)}
 
 
 def asks_text(done: Done, prompts: bool) -> list[str]:
@@ -414,6 +527,10 @@ def diag_json(planned: Planned, diagnosis: Diagnosis) -> dict[str, Any]:
 def done_json(done: Done, prompts: bool = False) -> dict[str, Any]:
     if done.error is not None:
         return error_json(done.error, done.path)
+    if done.left is not None:
+        return {"version": VERSION, "path": done.path, "result": "none", "branch": done.left, "sub": None,
+                "message": done.message, "bytes_before": done.bytes_before,
+                "bytes_after": done.bytes_after}  # fmt: skip
     asks = {} if done.asks is None else {"requests": [_ask_json(ask, prompts) for ask in done.asks]}
     made = done.skip is None and done.asks is None
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from haocompact.errors import TranscriptError
+from haocompact.errors import NoTranscript
 from haocompact.formats import anthropic, berry, claude_code, codex, haocode, openai_chat, pi, responses
 from haocompact.formats.requests import Requests
 from haocompact.formats.session import Format
@@ -39,7 +39,7 @@ class Detected:
 
 
 def detect(records: Records) -> Detected:
-    """The format of a transcript, by what its lines can and can't be. Raises TranscriptError."""
+    """The format of a transcript, by what its lines can and can't be. Raises NoTranscript."""
     strong = dict.fromkeys(FORMATS, 0)
     weak = dict.fromkeys(FORMATS, 0)
     lines = 0
@@ -52,7 +52,7 @@ def detect(records: Records) -> Detected:
             weak[name] += vote > 0
     best = max(FORMATS, key=lambda name: (weak[name] == lines, strong[name], weak[name]))
     if not weak[best]:
-        raise TranscriptError(f"unknown format; known ones: {', '.join(FORMATS)} (--format names one)")
+        raise NoTranscript(f"unknown format; known ones: {', '.join(FORMATS)} (--format names one)")
     return Detected(best, tuple(n for n in FORMATS if n != best and strong[n] and weak[best] < lines))
 
 

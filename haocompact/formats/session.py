@@ -20,7 +20,7 @@ from haocompact.compaction import (
     ToolCall,
     ToolResult,
 )
-from haocompact.errors import TranscriptError
+from haocompact.errors import NoTranscript, TranscriptError
 from haocompact.records import Record, Records
 
 Json = dict[str, Any]
@@ -217,7 +217,7 @@ def no_messages(records: Records, format_name: str) -> TranscriptError:
     kinds = (
         "empty file" if not len(records) else f"{len(records)} lines read as {format_name}, none is a message"
     )
-    return TranscriptError(f"no usable message: {kinds}")
+    return NoTranscript(f"no usable message: {kinds}")
 
 
 # ------------------------------------------------------------------------------ writing, shared
