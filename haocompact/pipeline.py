@@ -357,7 +357,7 @@ def _decided(source: Source, request: Request) -> tuple[Planned, CompactionPrepa
     outcome = planned.outcome
     if not _converts(planned, request) and planned.session.format not in WRITABLE:
         title = FORMATS[planned.session.format].TITLE
-        raise TranscriptError(f"a {title} is only read: --to openai writes its conversation as OpenAI chat",
+        raise TranscriptError(f"{title}: only read; --to openai writes the conversation as OpenAI chat",
                               path=source.path)  # fmt: skip
     if isinstance(outcome, CompactionPreparation) and request.if_needed:
         outcome = not_needed(planned, request) or outcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from haocompact.errors import TranscriptError
@@ -24,7 +24,7 @@ from haocompact.formats import (
 )
 from haocompact.formats.requests import Requests
 from haocompact.formats.session import Format, Json, WritableFormat
-from haocompact.records import Record, Records
+from haocompact.records import Records
 
 WRITABLE: dict[str, WritableFormat] = {
     "pi": pi,
@@ -87,24 +87,25 @@ def _votes(records: Records) -> Iterator[dict[str, int]]:
     """What each record of a sample could be, by format; of a document only those know that are read whole."""
     document = records.document
     if document is None:
-        for first, record in _sample(records):
-            yield {name: form.sniff(record.dict, first) for name, form in FORMATS.items()}
+        yield from _line_votes(records)
         return
     elements = document if isinstance(document, list) else [document]
     for obj in [e for e in elements if isinstance(e, dict)][:SAMPLE_LINES]:
         yield {name: _document_vote(name, form, obj) for name, form in READ_ONLY.items()}
 
 
+def _line_votes(records: Records) -> Iterator[dict[str, int]]:
+    """Only lines that some format knows make up the sample: a head of others, however long, hides nothing."""
+    seen = size = 0
+    objects = (record for record in records if record.dict)
+    for count, record in enumerate(objects):
+        votes = {name: form.sniff(record.dict, count == 0) for name, form in FORMATS.items()}
+        if any(votes.values()):
+            yield votes
+            seen, size = seen + 1, size + len(record.raw)
+        if seen >= SAMPLE_LINES or size > SAMPLE_BYTES:
+            return
+
+
 def _document_vote(name: str, form: Format, obj: Json) -> int:
     return form.sniff(obj, True) or (mini_swe_agent.sniff_element(obj) if name == "mini-swe-agent" else 0)
-
-
-def _sample(records: Records) -> Iterable[tuple[bool, Record]]:
-    size = count = 0
-    for record in records:
-        if not record.dict:
-            continue
-        yield count == 0, record
-        count, size = count + 1, size + len(record.raw)
-        if count >= SAMPLE_LINES or size > SAMPLE_BYTES:
-            return

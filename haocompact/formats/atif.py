@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from haocompact.compaction import Message, Part, Thinking, ToolResult
 from haocompact.formats.document import (
+    all_conversations,
     all_of,
     call_of,
     choose,
     content_parts,
-    conversations,
     cut,
     first_of,
     gather,
@@ -42,7 +42,7 @@ def sniff(obj: Json, first: bool) -> int:
 
 
 def read(records: Records, options: ReadOptions) -> Session:
-    found = conversations(records, ("steps",), lambda o: word(o.get("session_id")))
+    found = all_conversations(records, ("steps",), lambda o: word(o.get("session_id")))
     if not found:
         session = gather(NAME, records, range(len(records)), _told, _kind, KINDS)
         header = records[0].dict

@@ -65,8 +65,8 @@ def documents(records: Records) -> Iterator[tuple[Json, int, int]]:
             position += len(record.raw)
 
 
-def conversations(records: Records, path: tuple[str, ...],
-                  name_of: Callable[[Json], str]) -> list[Conversation]:  # fmt: skip
+def all_conversations(records: Records, path: tuple[str, ...],
+                      name_of: Callable[[Json], str]) -> list[Conversation]:  # fmt: skip
     """Every object that has an array at `path`, as a conversation of its own."""
     raw = records.data[:]
     return [Conversation(name_of(o), spans_of(raw, path, a, b)) for o, a, b in documents(records)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from haocompact.compaction import Message, Text, ToolCall
 from haocompact.errors import TranscriptError
 from haocompact.formats.document import (
+    all_conversations,
     all_of,
     call_of,
     choose,
@@ -19,7 +20,6 @@ from haocompact.formats.document import (
     leaves_of,
     result_of,
 )
-from haocompact.formats.document import conversations as all_conversations
 from haocompact.formats.session import Json, ReadOptions, Session, word
 from haocompact.records import Record, Records
 
@@ -42,6 +42,8 @@ def sniff(obj: Json, first: bool) -> int:
 
 def conversations(records: Records) -> list[int]:
     """Indexes of the lines that hold one."""
+    if records.document is not None:
+        return []
     return [i for i, record in enumerate(records) if sniff(record.dict, False)]
 
 
