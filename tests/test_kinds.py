@@ -281,7 +281,6 @@ CALLED = {
     "openai": "no role",
     "anthropic": "no role",
     "haocode": "no role",
-    "responses": "no role",
 }
 
 
