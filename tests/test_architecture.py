@@ -17,6 +17,7 @@ MODULES = {
 }
 BASE = {"errors", "jsjson", "cjk", "prompts", "records", "compaction", "archive"}
 MIDDLE = BASE | {"ccr", "segment", "ledger", "summarize", "diag", "formats.session"}
+LEDGER = ["lines", "wording", "outputs", "entries", "budget", "reader"]  # each imports only those before it
 ADAPTERS = {
     m for m in MODULES if m.startswith("formats.") and m not in ("formats.session", "formats.__init__")
 }
@@ -31,7 +32,9 @@ ALLOWED = {  # module -> what it may import of haocompact
     "records": {"errors"},
     "compaction": {"errors", "cjk", "jsjson"},
     "archive": {"errors"},
-    **dict.fromkeys(("ccr", "segment", "ledger", "summarize", "diag", "formats.session"), MIDDLE),
+    **{f"ledger.{m}": {"compaction", *(f"ledger.{o}" for o in LEDGER[:i])} for i, m in enumerate(LEDGER)},
+    "ledger.__init__": {f"ledger.{m}" for m in LEDGER},
+    **dict.fromkeys(("ccr", "segment", "summarize", "diag", "formats.session"), MIDDLE),
     **dict.fromkeys(ADAPTERS, MIDDLE),
     "formats.__init__": MIDDLE | ADAPTERS,
     "files": {"errors", "records"},

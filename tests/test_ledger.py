@@ -18,32 +18,22 @@ from haocompact.compaction import (
     ToolCall,
     ToolResult,
 )
-from haocompact.ledger import (
+from haocompact.ledger import MAX_CHARS, Ledger, extract
+from haocompact.ledger.entries import (
     ASSISTANT,
-    DONE,
-    FACT,
-    GOAL,
     LATEST,
-    MAX_CHARS,
     NO_HISTORY,
-    RULE,
     TOOL,
     TURN_SEPARATOR,
     USER,
     Entry,
-    Ledger,
-    clean,
-    cut,
-    cut_middle,
-    extract,
-    judge_user,
     parse,
-    plain_lines,
     render,
-    sentences,
-    values_of,
-    without_injected,
 )
+from haocompact.ledger.lines import clean, cut, cut_middle
+from haocompact.ledger.outputs import plain_lines
+from haocompact.ledger.reader import without_injected
+from haocompact.ledger.wording import DONE, FACT, GOAL, RULE, judge_user, sentences, values_of
 
 FILLER = "Let me look at the next file now.\n" * 40
 
@@ -243,7 +233,7 @@ def long_session(turns: int) -> Iterator[Message]:
 def test_work_grows_linearly_and_the_ledger_does_not_grow():
     small, large = steps(list(long_session(700))), steps(list(long_session(2800)))
     assert large < 4.6 * small
-    from haocompact.ledger import Reader
+    from haocompact.ledger.reader import Reader
 
     reader = Reader(Ledger())
     for message in long_session(3000):
