@@ -33,6 +33,7 @@ NO_HISTORY = "No prior history."
 LATEST, USER, ASSISTANT, SYSTEM, TOOL = "latest", "user", "assistant", "system", "tool"
 ASKED, EARLY, AROUND = "asked", "early", "around"
 PLANNED = 6.0  # the weight of a plan's steps
+LEAST = 0.3  # what weighs less finds room in no summary
 
 
 # ------------------------------------------------------------------------------------- entries
@@ -172,7 +173,12 @@ class Ledger:
                 entry.gone = who is None or entry.who == who
             self._kinds[kind] = self.find(kind)
 
-    def add(self, kind: str, text: str, who: str, weight: float = 1.0, *, limit: int = 320) -> None:
+    def floor(self, who: str, *kinds: str) -> float:
+        """What weighs less will not be taken in, whichever of these kinds it is."""
+        return min(self._floor.get((kind, who), LEAST) for kind in kinds)
+
+    def add(self, kind: str, text: str, who: str, weight: float = 1.0, *, limit: int = 320,
+            said: Said | None = None) -> None:  # fmt: skip
         """Add an entry unless it stands there already; what it corrects or repeats gives way."""
         if weight < self._floor.get((kind, who), -9.0):
             self.left_out += 1
@@ -183,11 +189,11 @@ class Ledger:
         key = key_of(kind, line, who)
         known = self.at(key)
         if known is None or _gives_way(known, kind, who):
-            self.put(Entry(kind, line, who, weight, key))
+            self.put(Entry(kind, line, who, weight, key), said=said if said and said.text == line else None)
         else:
             known.weight = max(known.weight, weight)
 
-    def put(self, entry: Entry, *, news: bool = True) -> None:
+    def put(self, entry: Entry, *, news: bool = True, said: Said | None = None) -> None:
         """Add as it is; `news` may correct what stands there."""
         self._seq += 1
         entry.seq = self._seq
@@ -198,13 +204,12 @@ class Ledger:
             return
         self._by_key[entry.key] = entry
         if entry.kind in _ABOUT:
-            self._index(entry, news)
+            self._index(entry, said or Said(entry.text), news)
         self._size[entry.kind, entry.who] += 1
         if self._size[entry.kind, entry.who] > 2 * self.CAPS.get(entry.who, self.CAP):
             self._prune(entry.kind, entry.who)
 
-    def _index(self, entry: Entry, news: bool) -> None:
-        said = Said(entry.text)
+    def _index(self, entry: Entry, said: Said, news: bool) -> None:
         entry.values, entry.stems = said.values, said.stems - _CUE_STEMS
         entry.spoken = {stem(v) for v in entry.values}
         self.seen.update(entry.values.keys())

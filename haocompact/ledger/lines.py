@@ -89,10 +89,15 @@ def _clean_once(text: str) -> str:
         text = _FRAME.sub("‹", text)
     if "#" in text or "**Turn" in text:
         text = _TITLE.sub("", text)
-    tag = _TAG.match(text)
-    text = text[tag.end() :] if tag else text
+    if text[:1] in "LUSTP":
+        tag = _TAG.match(text)
+        text = text[tag.end() :] if tag else text
+    return mask_secrets(text).strip() if _may_hold_secrets(text) else text
+
+
+def _may_hold_secrets(text: str) -> bool:
     low = text.lower()
-    return mask_secrets(text).strip() if any(h in low for h in _SECRET_HINTS) else text
+    return any(map(low.__contains__, _SECRET_HINTS))
 
 
 def mask_secrets(text: str) -> str:

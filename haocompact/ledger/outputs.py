@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from haocompact.ledger.lines import clean, cut
-from haocompact.ledger.wording import DOING, DONE, HAN, judge_tool, looks_like_prose
+from haocompact.ledger.wording import DOING, DONE, HAN, TELLING, judge_tool, looks_like_prose
 
 CHECKBOX = re.compile(r"^\s*(?:[-*+]|\d+[.)])\s+\[([ xX~])\]\s+(.+)$", re.M)
 STATUS = {
@@ -41,16 +42,33 @@ _PLAIN = re.compile(
 _PATHS = ("path", "file_path", "filename", "notebook_path", "target_file", "file")
 _PLAN_LISTS = ("todos", "plan", "items", "tasks", "steps", "todo_list", "todoList", "task_list")
 _PLAN_TEXTS = ("content", "step", "title", "text", "task", "subject", "name", "description")
-WINDOW = 16_000
+_GO_THERE = re.compile(r"^\s*(?:cd \S+ *(?:&&|;) *)+")
+_CODE = re.compile(r"[{}<>;\\]")
+_WHOLE_SENTENCE = re.compile(
+    r"\n(?:[ \t]*\d+[→\t:|] ?)?([A-Z][^{}<>|;\\\n]{10,300}\.|[\u3400-\u9fff][^{}<>|;\\\n]{4,200}。)(?=\n)"
+)
+END, BRIEF_END = 6_000, 2_000  # of a long output, so much of each end is read line by line
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a tool was asked to do: `label` names it; `path` when it edits that file."""
+    """What a tool was asked to do: a command, or something with a path, which `edits` it or not."""
 
-    label: str = "tool"
+    name: str = "tool"
     command: str = ""
     path: str = ""
+    edits: bool = False
+
+    @property
+    def label(self) -> str:
+        return _label(self.name, self.command, self.path)
+
+
+@lru_cache(maxsize=4096)
+def _label(name: str, command: str, path: str) -> str:
+    """One line that names it: the command without its `cd`, or the tool and its path."""
+    line = _GO_THERE.sub("", command).strip().partition("\n")[0] if command else f"{name} {path}"
+    return cut(clean(line), 90).replace("`", "'") or name or "tool"
 
 
 def plan_items(arguments: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -81,20 +99,15 @@ def call_of(name: str, arguments: Mapping[str, object]) -> Call:
     path = next((v for n in _PATHS if isinstance(v := arguments.get(n), str) and v), "")
     text = next((v for n in ("input", "patch") if isinstance(v := arguments.get(n), str)), "")
     if isinstance(command, list):
-        command = str(command[-1]) if command else ""
-    source = text or str(command)
-    patched = _PATCHED.search(source[:4000]) if "*** " in source[:4000] else None
+        command = command[-1]
+    source = (text or str(command))[:4000]
+    patched = _PATCHED.search(source) if "*** " in source else None
     if patched or (path and (_EDITS.search(name) or command in ("create", "str_replace", "insert"))):
         target = cut(clean(patched[1] if patched else path).replace("`", "'"), 200)
-        return Call(f"{name} {target}", path=target)
+        return Call(name, path=target, edits=True)
     if command and not path:
-        return command_call(name, str(command))
-    return Call(cut(clean(f"{name} {path}"), 90).replace("`", "'") or "tool")
-
-
-def command_call(name: str, command: str) -> Call:
-    line = re.sub(r"^\s*(?:cd \S+ *(?:&&|;) *)+", "", command[:2000]).strip().split("\n")[0]
-    return Call(cut(clean(line), 90).replace("`", "'") or name, command=command[:2000])
+        return Call(name, command=str(command)[:2000])
+    return Call(name, path=path[:2000])
 
 
 def signature(label: str) -> str:
@@ -120,10 +133,9 @@ def looks_failed(call: Call, text: str) -> bool:
 
 def error_line(text: str) -> str:
     """The line that says what went wrong, word for word, and where if the text tells."""
-    tail = text[:4000] + "\n" + text[-12000:] if len(text) > WINDOW else text
-    lines = [x for x in tail.split("\n") if x.strip() and not (_EXIT.search(x) and len(x) < 60)] or [
-        tail.strip()
-    ]
+    tail = text[:2000] + "\n" + text[-6000:] if len(text) > 8000 else text
+    lines = [x for x in tail.split("\n") if x.strip() and not (len(x) < 60 and _EXIT.search(x))]
+    lines = lines or [tail.strip()]
     found = [x for x in lines if _ERROR.search(x)]
     traced = "Traceback" in tail
     line = (found[-1] if traced else found[0]) if found else lines[-1]
@@ -139,25 +151,34 @@ def outcome_of(command: str, text: str) -> str:
     return clean(tallies[-1]) if tallies else ""
 
 
-def plain_lines(text: str) -> list[tuple[float, str]]:
+def plain_lines(text: str, floor: float = 1.5, *, brief: bool = False) -> list[tuple[float, str]]:
     """(weight, line) of the lines of an output that state something in plain words.
 
-    Of a long output only lines with a figure are looked at: it is code or a page that can be read again.
+    Of a long output only lines with a figure are looked at, and of its middle only whole sentences: it is
+    code or a page that can be read again. `brief` takes every output for a long one.
     """
-    if len(text) > 2 * WINDOW:
-        text = text[:WINDOW] + "\n" + text[-WINDOW:]
-    lines = [x for x in text.split("\n") if 12 <= len(x) <= 400 and (x.count(" ") >= 3 or not x.isascii())]
-    if len(text) > 3000:
-        lines = [x for x in lines if _FIGURE.search(x)]
-    return [(weight, line) for line, weight in map(_plain, lines) if weight >= 1.5]
+    middle: list[str] = []
+    end = BRIEF_END if brief else END
+    if len(text) > 2 * end:
+        middle = _WHOLE_SENTENCE.findall(text, end, len(text) - end)
+        text = f"{text[:end]}\n{text[-end:]}"
+    lines = [x for x in text.split("\n") if 12 <= len(x) <= 400 and not _CODE.search(x)]
+    if brief or len(text) > 3000:
+        lines = [x for x in (*lines, *middle) if _FIGURE.search(x)]
+    if text.isascii() or not HAN.search(text):
+        lines = [x for x in lines if x.count(" ") >= 3 and not TELLING.isdisjoint(x.split())]
+    judged = (_plain(line, floor // 0.5 / 2) for line in lines)
+    return [(weight, line) for line, weight in judged if weight >= floor]
 
 
-def _plain(raw: str) -> tuple[str, float]:
+@lru_cache(maxsize=10_000)  # files are read, and commands run, again and again
+def _plain(raw: str, floor: float) -> tuple[str, float]:
     numbered = _NUMBERED.match(raw)
     line = (raw[numbered.end() :] if numbered else raw).strip()
-    if not line or line[-1] in _CODE_ENDS or not _PLAIN.match(line) or not looks_like_prose(line):
-        return line, 0.0
-    if (line.count(" ") < 3 and not HAN.search(line)) or ("exit" in line and _EXIT.search(line)):
+    if not line or line[-1] in _CODE_ENDS or not _PLAIN.match(line):
         return line, 0.0
     listed = _LISTED.match(line)
-    return line, judge_tool(line[listed.end() :] if listed else line) - 0.9 * bool(listed)
+    weight = judge_tool(line[listed.end() :] if listed else line, floor) - 0.9 * bool(listed)
+    if weight < floor or not looks_like_prose(line) or (line.count(" ") < 3 and not HAN.search(line)):
+        return line, 0.0
+    return line, 0.0 if "exit" in line and _EXIT.search(line) else weight

@@ -26,6 +26,7 @@ from haocompact.ledger.entries import (
     EARLY,
     EDITED,
     LATEST,
+    LEAST,
     PLANNED,
     SYSTEM,
     TOOL,
@@ -42,7 +43,6 @@ from haocompact.ledger.outputs import (
     STATUS,
     Call,
     call_of,
-    command_call,
     error_line,
     exit_code,
     looks_failed,
@@ -63,9 +63,9 @@ from haocompact.ledger.wording import (
     NEXT,
     PLANS,
     RULE,
-    Said,
     judge_assistant,
     judge_user,
+    leads_to,
     looks_like_prose,
     sentences,
 )
@@ -75,6 +75,9 @@ _INJECTED = {"instructions", "environment", "output", "stdout", "stderr", "retur
 _INJECTED |= {"documents", "attachment", "observation"}
 _NOT_A_REQUEST = ("Caveat: The messages below", "[Request interrupted")
 _STANDING = ("# AGENTS.md instructions", "# CLAUDE.md", "Contents of ")
+PLENTY = (
+    2_000_000  # past so many characters, only figures and decisions of assistant and tools are looked for
+)
 _SUMMARIES = ("This session is being continued from a previous", "Another language model started to solve")
 _OBSERVED = (
     "OBSERVATION:",
@@ -123,7 +126,7 @@ class Reader:
         self.chars = 0
         self.carried = 0
         self._planned = False
-        self._heard: Entry | None = None
+        self._request: tuple[str, bool] | None = None  # the last one, and whether it opens a split turn
         self._calls: dict[str | None, Call] = {}
         self._tasks: dict[str, tuple[str, str]] = {}
         self._outputs: dict[int, None] = {}
@@ -146,7 +149,7 @@ class Reader:
                     self._calls.pop(part.id, Call(part.name or "tool")), "\n".join(part.texts), part.is_error
                 )
             elif isinstance(part, Shell):
-                self._result(command_call("bash", part.command), part.output, bool(exit_code(part.status)))
+                self._result(Call("bash", part.command[:2000]), part.output, bool(exit_code(part.status)))
 
     # -- what was said
     def _text(self, message: Message, text: str) -> None:
@@ -171,6 +174,7 @@ class Reader:
         for entry in other.entries:
             if entry.who == LATEST:
                 self._demote()
+                self._request = None
             if entry.who == LATEST or self.ledger.at(entry.key) is None:
                 self.ledger.put(entry, news=False)
 
@@ -184,12 +188,7 @@ class Reader:
         own, pasted = own_words(text)
         self._facts(pasted)
         self._sentences(own)
-        latest = cut_middle(clean(text), 2 * MAX_CHARS)
-        if latest and latest != "(none)":
-            if self.in_turn:
-                self.ledger.clear(ASKED)
-            self._heard = Entry(ASKED, latest, USER) if self.in_turn else Entry(GOAL, latest, LATEST)
-            self.ledger.put(self._heard)
+        self._request = text, self.in_turn
 
     def _by_others(self, text: str) -> None:
         """What a client sends in the user's name: outputs, standing instructions, its own summaries."""
@@ -206,20 +205,27 @@ class Reader:
         if entry is None:
             return
         entry.gone = True
-        if entry is not self._heard:
-            known = [e.text for e in self.ledger.find(GOAL, RULE, FACT)]
-            lines = [said.text for said in sentences(FLAT_BULLET.sub("\n- ", entry.text))]
-            news = [x for x in lines if not any(x in k or (k in x and len(k) > 20) for k in known)]
-            self._sentences("\n".join(news))
+        known = [e.text for e in self.ledger.find(GOAL, RULE, FACT)]
+        lines = [said.text for said in sentences(FLAT_BULLET.sub("\n- ", entry.text))]
+        news = [x for x in lines if not any(x in k or (k in x and len(k) > 20) for k in known)]
+        self._sentences("\n".join(news))
+
+    def close(self) -> Ledger:
+        """The ledger, the last request word for word in it."""
+        text, in_turn = self._request or ("", False)
+        latest = cut_middle(clean(text), 2 * MAX_CHARS)
+        if latest and latest != "(none)":
+            self.ledger.put(Entry(ASKED, latest, USER) if in_turn else Entry(GOAL, latest, LATEST))
+        return self.ledger
 
     def _sentences(self, text: str) -> None:
         """The sentences of a request; those of a long text weigh less, the more it has that weigh as much."""
-        judged = [(*judge_user(said), said.text) for said in sentences(text)]
+        judged = [(*judge_user(said), said) for said in sentences(text)]
         weights = sorted((w for _, w, _ in judged), reverse=True)
-        for kind, weight, line in judged:
-            if weight >= 0.3:
+        for kind, weight, said in judged:
+            if weight >= LEAST:
                 above = weights.index(weight)
-                self.ledger.add(kind, line, USER, weight - min(6.0, max(0, above - 6) * 0.3))
+                self.ledger.add(kind, said.text, USER, weight - min(6.0, max(0, above - 6) * 0.3), said=said)
 
     def _system(self, text: str) -> None:
         for said in sentences(text):
@@ -230,16 +236,17 @@ class Reader:
     def _assistant(self, text: str) -> None:
         self._checklist(text)
         proposed = False
-        for said in sentences(text):
-            if said.bullet and said.lead and Said(said.lead) in PLANS:
+        floor = max(1.5, self.ledger.floor(ASSISTANT, FACT, DECISION, DONE, EARLY, AROUND))
+        for said in sentences(text, telling=self.chars > PLENTY):
+            if said.bullet and said.lead and leads_to(said.lead, PLANS):
                 if not proposed:
                     self.ledger.clear(NEXT, who=ASSISTANT)
                 proposed = True
                 self.ledger.add(NEXT, said.text, ASSISTANT, limit=200)
                 continue
-            kind, weight = judge_assistant(said)
-            if weight >= 1.5:
-                self.ledger.add(self._placed(kind), said.text, ASSISTANT, weight)
+            kind, weight = judge_assistant(said, floor)
+            if weight >= floor:
+                self.ledger.add(self._placed(kind), said.text, ASSISTANT, weight, said=said)
 
     def _placed(self, kind: str) -> str:
         """In the first half of a split turn, work and facts stand in its own block."""
@@ -275,7 +282,7 @@ class Reader:
     # -- what was done
     def _call(self, part: ToolCall) -> None:
         arguments = part.arguments if isinstance(part.arguments, dict) else {"input": part.arguments}
-        name = re.split(r"__|\.", part.name)[-1]
+        name = part.name.rpartition("__")[2].rpartition(".")[2]
         items = plan_items(arguments)
         if name in ("TaskCreate", "TaskUpdate"):
             self._planned = True
@@ -293,7 +300,7 @@ class Reader:
         else:
             self._resolve(f"`True{signature(call.label)}")
             self._did(call, text)
-        self._facts(text, besides=call.path)
+        self._facts(text, besides=call.path if call.edits else "")
 
     def _resolve(self, key: str) -> None:
         blocked = self.ledger.at(key)
@@ -303,7 +310,7 @@ class Reader:
 
     def _did(self, call: Call, text: str) -> None:
         done = self._placed(DONE)
-        if call.path:
+        if call.edits:
             known = self.ledger.at(f"`{call.path}")
             match = EDITED.match(known.text) if known else None
             times = int(match[2] or 1) + 1 if match else 1
@@ -321,13 +328,16 @@ class Reader:
         if len(self._outputs) > 5000:
             self._outputs.clear()
         self._outputs[hash(text)] = None
-        found = plain_lines(without_injected(text) if "<system-" in text else text)
-        common = min(
-            1.5, math.log2(len(found) + 1) / 4
-        )  # one plain line among code or logs tells more than a page
+        floor = max(1.5, self.ledger.floor(TOOL, FACT, AROUND))
+        found = plain_lines(
+            without_injected(text) if "<system-" in text else text, floor, brief=self.chars > PLENTY
+        )
+        # One plain line among code or logs tells more than a page of them.
+        common = min(1.5, math.log2(len(found) + 1) / 4)
         for weight, line in sorted(found, key=lambda p: -p[0])[:6]:
-            if not besides or besides not in line:
-                self.ledger.add(self._placed(FACT), line, TOOL, weight - common - self._routine(line))
+            weight -= common + (self._routine(line) if weight - common >= LEAST else 0)
+            if weight >= LEAST and (not besides or besides not in line):
+                self.ledger.add(self._placed(FACT), line, TOOL, weight)
 
     def _routine(self, line: str) -> float:
         """How often a line of this shape was seen: `Checked 12 files in 14 ms.` is routine."""
@@ -382,4 +392,4 @@ def extract(history: Iterable[Message], prefix: Iterable[Message], previous: str
     for message in prefix:
         reader.read(message)
     carried = len(previous or "") + reader.carried
-    return render_within(reader.ledger, budget_of(reader.chars, carried, max_chars))
+    return render_within(reader.close(), budget_of(reader.chars, carried, max_chars))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import lru_cache
 
 GOAL, RULE, DONE, DOING, BLOCKED = "goal", "rule", "done", "doing", "blocked"
 DECISION, NEXT, FACT, EARLIER = "decision", "next", "fact", "earlier"
@@ -36,7 +36,8 @@ _NUMBERS = _set(
 _TOKEN = re.compile(r"[\w$€£~@#%./:+?&=-]*[\w%]", re.A)
 _CODE_NAME = re.compile(r"\w*_\w|[a-z]+[A-Z]|[A-Z]\w*[A-Z]|\w+\.\w", re.A)
 _DIGIT = re.compile(r"[\d@]", re.A)
-_STARTS = re.compile(r"(?:^|[.:!?] |^[\w' ]{2,20}, )[\"'(]*([A-Z]\w*)", re.A)  # a capital there is no name
+_FIRST = re.compile(r"(?:[\w' ]{2,20}, )?[\"'(]*([A-Z]\w*)", re.A)  # a capital there is no name,
+_AFTER_STOP = re.compile(r"[.:!?] [\"'(]*([A-Z]\w*)", re.A)  # nor there
 _NUMBER = re.compile(r"[$€£~+-]?\d[\w.,:%+-]*$", re.A)
 HAN = re.compile("[\u3400-\u9fff\u3040-\u30ff\uac00-\ud7af]+")
 _HAN_NUMBER = re.compile(
@@ -50,15 +51,13 @@ _VALUE_WEIGHT = {"num": 0.9, "id": 0.9, "path": 0.6, "code": 0.5, "word": 0.6, "
 
 def values_of(text: str) -> dict[str, str]:
     """The exact tokens of a sentence, lower case, each with its class: num, path, id, code, word or name."""
-    found: dict[str, str] = {}
+    found = {}
     for token in _TOKEN.findall(text):
-        if token.islower() and token.isalpha() and token not in _NUMBERS:
-            continue
-        kind = _class_of(token)
-        if kind:
+        if kind := _CLASSES[token]:
             found[token.strip(".:-").lower()] = kind
     if "name" in found.values():
-        for token in _STARTS.findall(text):
+        first = _FIRST.match(text)
+        for token in (*((first[1],) if first else ()), *_AFTER_STOP.findall(text)):
             if found.get(token.lower()) == "name":
                 del found[token.lower()]
     if not text.isascii():
@@ -66,8 +65,23 @@ def values_of(text: str) -> dict[str, str]:
     return found
 
 
+class _Classes(dict[str, str]):
+    """Token -> class, remembered: most words of a session have been seen before."""
+
+    def __missing__(self, token: str) -> str:
+        if len(self) > 100_000:
+            self.clear()
+        self[token] = kind = _class_of(token)
+        return kind
+
+
+_CLASSES = _Classes()
+
+
 def _class_of(token: str) -> str:
     if token.isalpha():
+        if token.islower() and token not in _NUMBERS:
+            return ""
         if token.lower() in _NUMBERS or token[:-1].lower() in _NUMBERS:
             return "word"
         return ("name" if token[1:].islower() else "code") if len(token) > 1 else ""
@@ -81,23 +95,43 @@ def _class_of(token: str) -> str:
 
 
 class Said:
-    """A sentence with what its judges need: lower case, words, and (when asked for) values."""
+    """A sentence with what its judges need, each worked out when it is first asked for."""
 
-    __slots__ = ("_values", "bullet", "lead", "low", "text", "words")
+    __slots__ = ("_cues", "_low", "_values", "_words", "bullet", "lead", "text")
 
     def __init__(self, text: str, lead: str = "", bullet: bool = False) -> None:
         self.text = text
         self.lead = lead
         self.bullet = bullet
-        self.low = f" {text.lower().replace('’', chr(39))} "
-        self.words = frozenset(_WORD.findall(self.low))
+        self._low: str | None = None
+        self._words: frozenset[str] | None = None
         self._values: dict[str, str] | None = None
+        self._cues: int | None = None
+
+    @property
+    def low(self) -> str:
+        if self._low is None:
+            self._low = f" {self.text.lower().replace('’', chr(39))} "
+        return self._low
+
+    @property
+    def words(self) -> frozenset[str]:
+        if self._words is None:
+            self._words = frozenset(_WORD.findall(self.low))
+        return self._words
 
     @property
     def values(self) -> dict[str, str]:
         if self._values is None:
             self._values = values_of(self.text)
         return self._values
+
+    @property
+    def cues(self) -> int:
+        """The intents that it shows signs of, as a bit set."""
+        if self._cues is None:
+            self._cues = _cues_in(self)
+        return self._cues
 
     @property
     def substance(self) -> float:
@@ -113,6 +147,7 @@ class Said:
         return stems
 
 
+@lru_cache(maxsize=20_000)
 def stem(word: str) -> str:
     for ending in ("'s", "ies", "ing", "ed", "es", "s", "ly", "e"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
@@ -121,12 +156,9 @@ def stem(word: str) -> str:
 
 
 # ------------------------------------------------------------------------------------- sentences
-_END = re.compile(
-    r"(?:(?<=[.!?])(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\betc\.)(?<!\bvs\.)(?<!\b[Nn]o\.)|(?<=[.!?][\"')*”’]))\s+"
-    r"|(?<=[。！？；])\s*"
-)
-_ENDS_INSIDE = re.compile(r"[.!?][\"')*”’]? |[。！？；]")
-_WRAP = re.compile(r"(?<=[\w,)])\n(?=[a-z])")
+_END = re.compile(r"[.!?][\"')*”’]?\s+|[。！？；]\s*")
+_SHORTENED = ("e.g.", "i.e.", "etc.", " vs.", " no.", " No.")
+_WRAP = re.compile(r"\n(?=[a-z])(?<=[\w,)]\n)")
 _INLINE = re.compile(r"`[^`]*`|\(\)")
 _BULLET = re.compile(r"\s*(?:(?:[-*•+]|\d{1,2}[.)、]|[（(]\d{1,2}[)）])\s+(?:\[[ xX~]\]\s*)?|>\s?)")
 FLAT_BULLET = re.compile(r" (?:[-•] |\d\. )(?=\S)")
@@ -136,8 +168,11 @@ _LOOSE = re.compile(
 )
 
 
-def sentences(text: str) -> Iterator[Said]:
-    """Sentences of prose with the heading or colon line above their list; code and logs are left out."""
+def sentences(text: str, *, telling: bool = False) -> Iterator[Said]:
+    """Sentences of prose with the heading or colon line above their list; code and logs are left out.
+
+    `telling` leaves out lines that have no figure and decide nothing.
+    """
     lead, fenced = "", False
     for line in _WRAP.sub(" ", text).split("\n"):
         body = line.strip()
@@ -151,10 +186,31 @@ def sentences(text: str) -> Iterator[Said]:
             lead = body
             continue
         is_lead = body.rstrip("* ").endswith((":", "："))
-        for part in _END.split(body) if _ENDS_INSIDE.search(body) else (body,):
+        if telling and not (is_lead or tells(body)):
+            continue
+        for part in _parts(body):
             if len(part) > 2 and looks_like_prose(part):
                 yield Said(part, lead, bool(bullet))
         lead = body if is_lead else lead if bullet else ""
+
+
+def tells(line: str) -> bool:
+    """A quick look: is there a figure, or a word that decides?"""
+    return _DIGIT.search(line) is not None or Said(line) in DECIDES
+
+
+def _parts(line: str) -> Iterator[str]:
+    """The line, cut after each full stop that ends a sentence."""
+    start = 0
+    for end in _END.finditer(line):
+        if not line[: end.start() + 1].endswith(_SHORTENED):
+            yield line[start : end.end()].rstrip()
+            start = end.end()
+    if start < len(line):
+        yield line[start:]
+
+
+_MARKS = re.compile(r'[{}();=<>|\\\[\]"]')
 
 
 def looks_like_prose(text: str) -> bool:
@@ -162,34 +218,59 @@ def looks_like_prose(text: str) -> bool:
     if "\\n" in text or (text.endswith(",") and len(text) < 50):
         return False
     bare = _INLINE.sub("", text) if "`" in text or "()" in text else text
-    marks = sum(map(bare.count, '{}();=<>|\\[]"'))
+    marks = len(_MARKS.findall(bare))
     if not text.isascii() and HAN.search(text):
         return marks * 5 <= len(text)
     return marks * 11 <= len(text) and not _LOOSE.match(text) and not text.endswith((";", "{", "}"))
 
 
 # ------------------------------------------------------------------------------------- what a sentence is
-@dataclass(frozen=True, slots=True)
 class Cue:
     """Signs of one intent: whole words, phrases (a blank stands for a word's edge), and CJK substrings."""
 
-    words: frozenset[str]
-    phrases: tuple[str, ...]
-    cjk: tuple[str, ...] = ()
+    def __init__(self, words: str, phrases: str, cjk: str = "") -> None:
+        self.words = _set(words)
+        self.bit = 1 << len(_CUES)
+        _CUES.append(self)
+        for word in self.words:
+            _WORD_CUES[word] = _WORD_CUES.get(word, 0) | self.bit
+        for phrase in phrases.split():
+            _add_phrase(phrase.replace("_", " "), self.bit)
+        for sign in cjk.split():
+            _CJK_CUES.setdefault(sign[0], []).append((sign, self.bit))
 
     def __contains__(self, said: object) -> bool:
-        if not isinstance(said, Said):
-            return False
-        if not self.words.isdisjoint(said.words) or any(p in said.low for p in self.phrases):
-            return True
-        return not said.text.isascii() and any(p in said.text for p in self.cjk)
+        return isinstance(said, Said) and bool(said.cues & self.bit)
 
 
-def _cue(words: str, phrases: str, cjk: str = "") -> Cue:
-    return Cue(_set(words), tuple(p.replace("_", " ") for p in phrases.split()), tuple(cjk.split()))
+_CUES: list[Cue] = []
+_WORD_CUES: dict[str, int] = {}
+_PHRASE_CUES: dict[str, list[tuple[str, int]]] = {}  # by the phrase's rarest whole word
+_CJK_CUES: dict[str, list[tuple[str, int]]] = {}  # by the first character
 
 
-STRONG = _cue(
+def _add_phrase(phrase: str, bit: int) -> None:
+    """Found through its longest word that can't be a part of a longer one."""
+    whole = re.findall(r"(?<![a-z'])[a-z][a-z']+(?![a-z']|$)", phrase)
+    _PHRASE_CUES.setdefault(max(whole, key=len), []).append((phrase, bit))
+
+
+def _cues_in(said: Said) -> int:
+    found = 0
+    for word in said.words & _ENGLISH_CUES:
+        found |= _WORD_CUES.get(word, 0)
+        for phrase, bit in _PHRASE_CUES.get(word, ()):
+            if not found & bit and phrase in said.low:
+                found |= bit
+    if not said.text.isascii():
+        for first in _CJK_CUES.keys() & set(said.text):
+            for sign, bit in _CJK_CUES[first]:
+                if not found & bit and sign in said.text:
+                    found |= bit
+    return found
+
+
+STRONG = Cue(
     """must mustn't never always cannot can't don't dont shall nobody nothing forbidden forbid forbids
     prohibited ban bans banned mandatory strictly only should shouldn't ought required requires require
     requirement prefer prefers preferred preferably avoid refrain deadline budget ensure remember unless
@@ -203,7 +284,7 @@ STRONG = _cue(
     上限 必ず 絶対 しないで のみ ないこと べき 優先 常に てください 반드시 절대 하지마 마세요 항상 금지
     해야 이내 우선""",
 )
-WEAK = _cue(
+WEAK = Cue(
     """keep stick use using uses every everything everyone all each any none no without whenever until
     before after within maximum minimum max min limited limits cap capped under over name named call
     called leave treat want wants like likes hate hates love need needs english german french chinese
@@ -215,21 +296,21 @@ WEAK = _cue(
     """请用 使用 喜欢 偏好 想要 需要 所有 每个 每次 都要 保持 放在 之前 之后 以下 以上 不用 习惯 希望 支持
     只 别 都 までに ください 까지 꼭""",
 )
-AIM = _cue(
+AIM = Cue(
     "goal goals aim aims aiming objective purpose mission eventually ultimately deliverable hope hoping",
     """_trying_to_ _i_want_ _we_want_ _we_need_ _i_need_ _i'd_like_ _the_point_ _so_that_ _end_up_with_
     _the_idea_ _the_task _your_task _your_job _in_the_end _after_is_ _we're_after _i'm_after _we_plan_
     _intend_to_ _to_be_able_to_ _what_matters _the_plan_is""",
     "目标 目的 想要 希望 任务 最终 打算 計画 目標 목표",
 )
-DECIDES = _cue(
+DECIDES = Cue(
     """decide decided decision decisions chose choose chosen choice settled opted opt picked pick rejected
     adopt adopted because therefore agreed concluded discarded""",
     """_went_with _go_with _going_with _ruled_out _trade-off _instead_of_ _rather_than_ _turned_out
     _turns_out _root_cause _the_reason _which_is_why _due_to_ _plan_to_""",
     "决定 选择 选用 采用 因为 之所以 改用 原因 结论 选定 放弃 決定 採用 ため 결정 선택 때문",
 )
-STATES = _cue(
+STATES = Cue(
     """is are was were has had uses used runs ran listens expires returns stores stored takes took costs
     lives sits needs requires accepts allows rejects supports contains holds belongs owns owned handles
     measured found points defaults called named comes came falls drops fails failed means starts ends
@@ -239,7 +320,7 @@ STATES = _cue(
     "_will_be_ _set_to_ _can_be_",
     "是 为 在 有 用 需 耗时 位于 达到 超过 低于 です ます 입니다",
 )
-CORRECTS = _cue(
+CORRECTS = Cue(
     """actually instead correction change changed changing changes switch switched replace replaced rename
     renamed sorry oops mixed revise revised superseded supersedes bump bumped raise raised lower lowered
     increase increased reduce reduced extend extended update updated wrong mistake override overridden
@@ -250,13 +331,13 @@ CORRECTS = _cue(
     """改成 改为 换成 改用 其实 更正 不再 不用了 取消 调整 应为 而不是 说错 搞错 推迟 提前到 変更 訂正
     代わりに 실은 변경 대신""",
 )
-SURELY = _cue(
+SURELY = Cue(
     "actually instead correction sorry oops misspoke mistake wrong rather",
     """_no_longer_ ,_not_ _scratch_that _on_second_th _changed_my_mind _these_days _from_now_on _than_i_said
     _i_said_ _hmm_ ._no,_ _on_reflection _from_today _in_place_of_""",
     "改成 改为 换成 改用 其实 更正 不再 不用了 而不是 说错 搞错 変更 訂正 변경",
 )
-TELLS = _cue(
+TELLS = Cue(
     """note warning important limit limited limits expire expires deadline only requires required default
     defaults must max maximum min minimum deprecated removed port version quota owner scheduled downtime
     until since budget retention timeout endpoint threshold reserved locked unsupported disabled enabled
@@ -264,11 +345,12 @@ TELLS = _cue(
     "_will_be_ _at_most_ _up_to_",
     "注意 警告 限制 到期 默认 必须 版本 端口 上限",
 )
-PLANS = _cue(
+PLANS = Cue(
     "remaining todo",
     "next_step still_to_do to_do left_to_do action_items plan: what's_left",
     "下一步 待办 剩余 接下来 次の",
 )
+_ENGLISH_CUES = frozenset((*_WORD_CUES, *_PHRASE_CUES))
 _NARRATES = re.compile(
     r"(?:now,? )?(?:let me|let['’]s|i['’]ll|i will|i['’]m (?:going|now)|i need to|i should|i can see|i see"
     r"|next,|first,|perfect|great|good|excellent|done|ok(?:ay)?\b|sure|looking|checking|here['’]s"
@@ -297,11 +379,17 @@ _ORDERS = re.compile(
 _OWN = (" i'm ", " i am ", " my ", " our ", " we ", " for me ", " to me ", " the ", " you'll ")
 
 
+@lru_cache(maxsize=256)
+def leads_to(lead: str, cue: Cue) -> bool:
+    """Whether the line above a list announces this intent."""
+    return Said(lead) in cue
+
+
 def judge_user(said: Said) -> tuple[str, float]:
     """(kind, weight) of one sentence of the user. Rules weigh most, a bare question least."""
     text = said.text
     rule = 3.0 * (said in STRONG or said.low.startswith(" no ")) + 1.0 * (said in WEAK)
-    if not rule and said.lead and Said(said.lead) in STRONG:
+    if not rule and said.lead and leads_to(said.lead, STRONG):
         rule = 3.0
     aims = said in AIM
     fit = min(said.substance, 2.4) - len(text) / 160 - 4 * (_width(text) < 12 and not said.values)
@@ -317,38 +405,54 @@ def judge_user(said: Said) -> tuple[str, float]:
     return (FACT, 5.5 + fit) if said in STATES else (GOAL, 4.5 + fit)
 
 
-def judge_assistant(said: Said) -> tuple[str, float]:
-    """(kind, weight) of one sentence of the assistant; narration weighs least."""
-    text, decides = said.text, said in DECIDES
-    if not decides and _NARRATES.match(text):
-        return FACT, -4.0
-    states = said in STATES
+def judge_assistant(said: Said, floor: float = -9.0) -> tuple[str, float]:
+    """(kind, weight) of one sentence of the assistant; narration weighs least. Exact from `floor` upwards.
+
+    What costs least is looked at first: most sentences can't reach the floor whatever they say.
+    """
+    text = said.text
     plain = not said.bullet and text.endswith((".", "。", "!")) and "**" not in text
-    quoted = sum(f"`{v}" in said.low or f"{v}`" in said.low for v in said.values)
-    weight = min(said.substance - 0.3 * quoted, 3.2) + 0.4 * states + 1.2 * plain
-    weight -= (
-        0.8 * said.bullet + 0.3 * min(3, text.count("`") // 2) + 1.2 * (not (plain or states or decides))
-    )
-    weight -= len(text) / 120 + 2 * (_width(text) < 30) + 3 * text.endswith((":", "：", "?", "？"))
-    if _NARRATES.match(text) and not said.values:
+    weight = 1.2 * plain - 0.8 * said.bullet - 0.3 * min(3, text.count("`") // 2) - len(text) / 120
+    weight -= 2 * (_width(text) < 30) + 3 * text.endswith((":", "：", "?", "？"))
+    if weight + 3.2 + 0.4 + 1 < floor:
+        return FACT, -9.0
+    quoted = sum(f"`{v}" in said.low or f"{v}`" in said.low for v in said.values) if "`" in text else 0
+    weight += min(said.substance - 0.3 * quoted, 3.2)
+    if weight + 0.4 + 1 < floor:
+        return FACT, -9.0
+    decides, states = said in DECIDES, said in STATES
+    if not decides and (not said.values or _NARRATES.match(text)):
+        return FACT, -4.0
+    weight += 0.4 * states - 1.2 * (not (plain or states or decides))
+    if not said.values and _NARRATES.match(text):
         return FACT, weight - 4
     if decides:
         return DECISION, weight + 1
     return (DONE, weight - 1) if DID.match(text) else (FACT, weight)
 
 
-def judge_tool(line: str) -> float:
-    """Weight of one line of a tool's output as a fact in plain words."""
+def judge_tool(line: str, floor: float = -9.0) -> float:
+    """Weight of one line of a tool's output as a fact in plain words. Exact from `floor` upwards."""
+    weight = 0.5 * line.endswith((".", "。")) + 0.3 * line[:1].isupper() - len(line) / 160
+    weight -= min(3.0, 0.4 * len(_LINE_MARKS.findall(line))) + _LOW_LINE.get(line[:2], 0.0)
+    if weight + 2.4 + 2.1 < floor:
+        return -9.0
     said = Said(line)
+    weight += min(said.substance, 2.4)
+    if weight + 2.1 < floor:
+        return -9.0
     prose = not said.words.isdisjoint(_JOINS) or not (line.isascii() or not HAN.search(line))
-    weight = min(said.substance, 2.4) + 0.9 * prose + 0.6 * (said in STATES) + 0.6 * (said in TELLS)
-    weight += 0.5 * line.endswith((".", "。")) + 0.3 * line[:1].isupper()
-    marks = sum(map(line.count, '{}()=<>|\\[]"`*_#'))
-    return weight - min(3.0, 0.4 * marks) - len(line) / 160 - _LOW_LINE.get(line[:2], 0.0)
+    return weight + 0.9 * prose + 0.6 * (said in STATES) + 0.6 * (said in TELLS)
 
 
+_LINE_MARKS = re.compile(r'[{}()=<>|\\\[\]"`*_#]')
 _JOINS = _set(
-    "the of to in on at by with than for and until before after from over per is are was not will has a an be"
+    "the of to in on at by with than for and until before after from over per is are was not will has an be"
+)
+TELLING = frozenset(
+    form
+    for w in _JOINS | STATES.words | TELLS.words
+    for form in (w, w.capitalize(), f"{w}:", f"{w.capitalize()}:")
 )
 _LOW_LINE = {"//": 1.2, "* ": 1.2, "# ": 1.0, "- ": 0.5, "> ": 0.5, "/*": 1.2, "dr": 0.5, "-r": 2.0}
 
