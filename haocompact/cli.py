@@ -242,6 +242,21 @@ def compact(
     instructions: Annotated[
         str | None, typer.Option(help="What the summary should focus on (--command).", show_default=False)
     ] = None,
+    summary_chars: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Characters of the offline summary.",
+            show_default="a fifth of the old part, 2000 to 12000",
+        ),
+    ] = None,
+    keep_rules: Annotated[
+        bool,
+        typer.Option(
+            "--keep-rules/--no-keep-rules",
+            help="Put back the rules that a summary by --command or a model lacks.",
+        ),
+    ] = True,
     on_failure: Annotated[
         OnFailure, typer.Option(help="When a summary fails: keep an excerpt and say so, or fail (exit 5).")
     ] = OnFailure.degrade,
@@ -273,9 +288,9 @@ def compact(
     haocompact compact --in-place ~/sessions --jobs 4
     """
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
-    chosen = _summarizer(summarizer, command, timeout, summarizer_max_tokens, instructions, lang)
+    chosen = _summarizer(summarizer, command, timeout, summarizer_max_tokens, instructions, lang, summary_chars)
     request = _request(settings, format, leaf, branch=branch, summarizer=chosen, lang=lang.value,
-                       on_failure=on_failure.value, log=log or _log_path(),
+                       on_failure=on_failure.value, keep_rules=keep_rules, log=log or _log_path(),
                        archive=None if no_archive else archive or _archive_path(),
                        if_needed=if_needed, cooldown=cooldown, lines=_line_range(range_, strategy),
                        allow_growth=allow_growth, append=append)  # fmt: skip
@@ -454,8 +469,11 @@ def _request(settings: CompactionSettings, format: str | None, leaf: str | None,
 
 
 def _summarizer(name: SummarizerName | None, command: str | None, timeout: float, max_tokens: int, focus: str | None,
-                lang: Lang) -> Summarizer:  # fmt: skip
+                lang: Lang, max_chars: int | None = None) -> Summarizer:  # fmt: skip
     from haocompact.summarize import Command, Excerpt, Extract, Prompted
+
+    if max_chars is not None and (command is not None or name not in (None, SummarizerName.extract)):
+        raise UsageError("--summary-chars goes with the offline summarizer")
 
     if command is not None and name not in (None, SummarizerName.command):
         raise UsageError(f"--command and --summarizer {name.value}: only one summarizer can be named",
@@ -464,7 +482,7 @@ def _summarizer(name: SummarizerName | None, command: str | None, timeout: float
         raise UsageError("--summarizer command needs --command")
     if command is not None:
         return Prompted("command", Command(command, timeout), max_tokens, focus, lang.value)
-    return Excerpt(lang.value) if name is SummarizerName.excerpt else Extract()
+    return Excerpt(lang.value) if name is SummarizerName.excerpt else Extract(max_chars)
 
 
 def _data_folder(kind: str) -> Path:

@@ -94,6 +94,7 @@ class Request:
     branch: int | None = None
     summarizer: Summarizer = OFFLINE
     on_failure: str = "degrade"
+    keep_rules: bool = True
     lang: str = "en"
     archive: Path | None = None
     log: Path | None = None
@@ -333,7 +334,8 @@ def compact(source: Source, request: Request) -> Compacted | Skipped:
         others = ", ".join(planned.mixed)
         raise TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
                               path=source.path)  # fmt: skip
-    summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang)
+    summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang,
+                              keep_rules=request.keep_rules)  # fmt: skip
     made = _appended if request.append else _rebuilt
     return made(source, request, planned, outcome, summary)
 

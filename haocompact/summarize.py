@@ -32,7 +32,7 @@ from haocompact.compaction import (
 )
 from haocompact.errors import SummaryError
 from haocompact.jsjson import file_order, stringify
-from haocompact.ledger import extract
+from haocompact.ledger import extract, with_rules
 from haocompact.prompts import (
     SUMMARIZATION_PROMPT,
     SUMMARIZATION_SYSTEM_PROMPT,
@@ -308,10 +308,17 @@ def _told(messages: Sequence[Message]) -> list[Message]:
 
 
 def compact_context(plan: CompactionPreparation, summarizer: Summarizer, *, on_failure: str = "degrade",
-                    lang: str = "en") -> Summary:  # fmt: skip
-    """The summary of a plan. `on_failure`: "degrade" to the excerpt, or "fail" (raises SummaryError)."""
+                    lang: str = "en", keep_rules: bool = True) -> Summary:  # fmt: skip
+    """The summary of a plan. `on_failure`: "degrade" to the excerpt, or "fail" (raises SummaryError).
+
+    `keep_rules`: the rules that a model's summary lacks are put back, word for word.
+    """
     try:
-        return Summary(summarizer.summarize(plan), summarizer.name)
+        body = summarizer.summarize(plan)
+        if keep_rules and plan.settings.repair and not isinstance(summarizer, (Extract, Excerpt)):
+            body = with_rules(body, _told(plan.messages_to_summarize), _told(plan.turn_prefix_messages),
+                              previous_body(plan.previous_summary))  # fmt: skip
+        return Summary(body, summarizer.name)
     except SummaryError as error:
         reason = mask_secrets(str(error.args[0]))
         if on_failure == "fail":

@@ -17,7 +17,15 @@ MODULES = {
 }
 BASE = {"errors", "jsjson", "cjk", "prompts", "records", "compaction", "archive"}
 MIDDLE = BASE | {"ccr", "segment", "ledger", "summarize", "diag", "formats.session"}
-LEDGER = ["lines", "wording", "outputs", "entries", "budget", "reader"]  # each imports only those before it
+LEDGER = [
+    "lines",
+    "wording",
+    "outputs",
+    "entries",
+    "budget",
+    "reader",
+    "rules",
+]  # each imports only those before it
 ADAPTERS = {
     m for m in MODULES if m.startswith("formats.") and m not in ("formats.session", "formats.__init__")
 }

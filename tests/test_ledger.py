@@ -78,7 +78,7 @@ LINES = st.lists(
                 "<<ccr:0123456789abcdef>> 3 messages",
                 "<read-files>",
                 "</modified-files>",
-                "(12 older entries are only in the original)",
+                "(left out, the original has them: rules 2, facts 12)",
                 "Latest request: nothing",
                 "User: Tool: System: x",
                 "1. 2. 3.",
@@ -269,10 +269,10 @@ def test_rules_stay_when_progress_goes():
 def test_what_was_left_out_is_counted_and_carried():
     first = extract(list(long_session(300)), [], None, max_chars=2000)
     count = parse(first).left_out
-    assert count > 100
-    assert f"({count} older entries are only in the original)" in first
+    assert count.total() > 100
+    assert f"\n(left out, the original has them: rules {count[RULE]}, " in first
     second = extract([user("Use tabs."), *long_session(50)], [], first, max_chars=2000)
-    assert parse(second).left_out > count
+    assert parse(second).left_out.total() > count.total()
 
 
 def test_a_foreign_summary_is_carried_as_text():
@@ -642,10 +642,10 @@ def test_plain_lines_of_an_output():
 def test_render_of_nothing_and_of_one():
     assert render(Ledger()) == "## Constraints & Preferences\n- (none)\n\n## Critical Context\n- (none)"
     entries = [Entry(GOAL, "a", USER), Entry(DONE, "b", ASSISTANT), Entry(FACT, "c", TOOL)]
-    text = render(Ledger(entries, 3), spare=True)
+    text = render(Ledger(entries, {FACT: 3}), spare=True)
     assert text == (
         "## Goal\n- a\n\n## Progress\n### Done\n- [x] b\n\n## Critical Context\n- Tool: c\n\n"
-        "(3 older entries are only in the original)"
+        "(left out, the original has them: facts 3)"
     )
     assert parse(text).entries == entries
     assert parse("## Goal\nFree text.") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -76,7 +77,8 @@ def fit(ledger: Ledger, budget: int) -> Ledger:
     worth = (x for ranked in scored for x in ranked if x[0] >= WORTH)
     _take(sorted(worth, key=lambda x: (-x[0], -x[1])), room, chosen)
     kept = [e for e in entries if e.seq in chosen]
-    return Ledger(kept, ledger.left_out + len(entries) - len(kept))
+    dropped = Counter(e.kind for e in entries if e.seq not in chosen)
+    return Ledger(kept, ledger.left_out + dropped)
 
 
 def _visible(ledger: Ledger) -> list[Entry]:
@@ -89,7 +91,7 @@ def _overhead(entries: list[Entry], budget: int) -> int:
     kinds = {e.kind for e in entries}
     heads = sum(len(s.heading) + 11 * s.none + 2 for s in BY_KIND.values() if s.kind in kinds or s.none)
     turn = len(TURN_SEPARATOR) + len(NO_HISTORY) if kinds.intersection(TURN_KINDS) else 0
-    return min(heads + turn + len("## Progress\n") + 60, budget // 3)
+    return min(heads + turn + len("## Progress\n") + 120, budget // 3)
 
 
 def _cost(entry: Entry) -> int:

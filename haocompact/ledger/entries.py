@@ -92,7 +92,22 @@ TAGS = {
     TOOL: "Tool: ",
     ASSISTANT: "Proposed: ",
 }
-_LEFT_OUT = re.compile(r"\((\d{1,12}) older entries are only in the original\)")
+_LEFT_OUT = re.compile(r"\(left out, the original has them: ([a-z ]+ \d{1,12}(?:, [a-z ]+ \d{1,12})*)\)")
+_NAMES = {
+    RULE: "rules",
+    GOAL: "requests",
+    DECISION: "decisions",
+    FACT: "facts",
+    BLOCKED: "errors",
+    DONE: "steps done",
+    DOING: "steps begun",
+    NEXT: "next steps",
+    EARLIER: "lines of an earlier summary",
+    ASKED: "first requests of the turn",
+    EARLY: "steps of the turn",
+    AROUND: "facts of the turn",
+}
+_KINDS = {name: kind for kind, name in _NAMES.items()}
 COMMAND = re.compile(r"`([^`]+)` (?:failed|ok)\b")
 EDITED = re.compile(r"Edited `([^`]+)`(?: \((\d{1,9}) times\))?$")
 
@@ -128,13 +143,13 @@ def key_of(kind: str, text: str, who: str) -> str:
 
 
 class Ledger:
-    """Entries in order of time. `left_out` counts those that found no room, here and in earlier rounds."""
+    """Entries in order of time. `left_out`: how many of each kind found no room, here and in earlier rounds."""
 
     CAP = 300  # of one kind by one speaker, while reading; a summary has room for about a hundred in all
     CAPS: Mapping[str, int] = {USER: CAP, ASSISTANT: 150, TOOL: 100}
 
-    def __init__(self, entries: Iterable[Entry] = (), left_out: int = 0) -> None:
-        self.left_out = left_out
+    def __init__(self, entries: Iterable[Entry] = (), left_out: Mapping[str, int] | None = None) -> None:
+        self.left_out: Counter[str] = Counter(left_out)
         self.seen: Counter[str] = Counter()
         self._kinds: dict[str, list[Entry]] = {}
         self._by_key: dict[str, Entry] = {}
@@ -181,7 +196,7 @@ class Ledger:
             said: Said | None = None) -> None:  # fmt: skip
         """Add an entry unless it stands there already; what it corrects or repeats gives way."""
         if weight < self._floor.get((kind, who), -9.0):
-            self.left_out += 1
+            self.left_out[kind] += 1
             return
         line = cut(clean(text), limit)
         if not line or line == "(none)":
@@ -214,7 +229,7 @@ class Ledger:
         entry.spoken = {stem(v) for v in entry.values}
         self.seen.update(entry.values.keys())
         if news and entry.who in (USER, ASSISTANT):
-            self._supersede(entry, said in SURELY or (said in CORRECTS and not _FORBIDS.search(entry.text)))
+            self._supersede(entry, said in SURELY or (said in CORRECTS and not forbids(entry.text)))
         for about in entry.stems:
             self._by_stem.setdefault(about, deque(maxlen=32)).append(entry)
 
@@ -233,7 +248,7 @@ class Ledger:
         scores = {e.seq: e.weight + 2 * i / len(live) + 9 * (kind in _AGING) * i for i, e in enumerate(live)}
         for entry in sorted(live, key=lambda e: (-scores[e.seq], -e.seq))[self.CAPS.get(who, self.CAP) :]:
             entry.gone = True
-            self.left_out += 1
+            self.left_out[kind] += 1
         kept = [e for e in live if not e.gone]
         self._kinds[kind] = self.find(kind)
         self._size[kind, who] = len(kept)
@@ -288,8 +303,11 @@ def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
 
 def _restates(new: Entry, old: Entry, fresh: set[str]) -> bool:
     single = sum(v not in old.values and c != "name" for v, c in new.values.items()) <= 1
-    forbids = _FORBIDS.search(old.text) or _FORBIDS.search(new.text)
-    return (single or fresh == {"word", "num"}) and not forbids
+    return (single or fresh == {"word", "num"}) and not (forbids(old.text) or forbids(new.text))
+
+
+def forbids(text: str) -> bool:
+    return _FORBIDS.search(text) is not None
 
 
 _FORBIDS = re.compile(
@@ -314,10 +332,21 @@ def render(ledger: Ledger, *, spare: bool = False) -> str:
     bare = bool(turn) and len(turn) == len(ledger.entries) and not ledger.left_out
     body = "" if bare else _render_sections(SECTIONS, ledger, spare)
     if ledger.left_out:
-        body += f"\n\n({ledger.left_out} older entries are only in the original)"
+        body += "\n\n" + notice_of(ledger.left_out)
     if not turn:
         return body.strip() or "## Goal\n- (none)"
     return (body.strip() or NO_HISTORY) + TURN_SEPARATOR + _render_sections(TURN_SECTIONS, ledger, spare)
+
+
+def notice_of(left_out: Mapping[str, int]) -> str:
+    """One line that says how much of each kind found no room."""
+    counts = ", ".join(f"{name} {left_out[kind]}" for kind, name in _NAMES.items() if left_out.get(kind))
+    return f"(left out, the original has them: {counts})"
+
+
+def _counts(text: str) -> dict[str, int]:
+    pairs = (item.rpartition(" ") for item in text.split(", "))
+    return {_KINDS.get(name, FACT): int(count) for name, _, count in pairs}
 
 
 def _render_sections(sections: tuple[Section, ...], ledger: Ledger, spare: bool) -> str:
@@ -341,11 +370,11 @@ def parse(text: str) -> Ledger | None:
     """The ledger that `render` made this text from; None when it can't have made it."""
     entries: list[Entry] = []
     section: Section | None = None
-    left_out = 0
+    left_out: dict[str, int] = {}
     for line in text.split("\n"):
         section = _BY_HEADING.get(line, section)
         counted = _LEFT_OUT.fullmatch(line)
-        left_out = int(counted[1]) if counted else left_out
+        left_out = _counts(counted[1]) if counted else left_out
         entry = _parse_line(line, section) if section else None
         if entry is not None and clean(entry.text) == entry.text:
             entries.append(weighed(entry))
