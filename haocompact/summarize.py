@@ -250,8 +250,10 @@ class Extract:
     name: str = "extract"
 
     def summarize(self, plan: CompactionPreparation) -> str:
+        lists = format_file_operations(*compute_file_lists(plan.file_ops))
         return extract(_told(plan.messages_to_summarize), _told(plan.turn_prefix_messages),
-                       previous_body(plan.previous_summary), max_chars=self.max_chars)  # fmt: skip
+                       previous_body(plan.previous_summary), max_chars=self.max_chars,
+                       reserved=len(lists))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from haocompact.ledger.entries import (
     EARLY,
     LATEST,
     NO_HISTORY,
+    PLANNED,
     SYSTEM,
     TOOL,
     TURN_KINDS,
@@ -32,12 +34,16 @@ MIN_CHARS, MAX_CHARS, RATIO = 2_000, 12_000, 0.2
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Entries that compete with each other; `share` of the budget is theirs before others may fill up."""
+    """Entries that compete with each other; `share` of the budget is theirs before others may fill up.
+
+    `recency`: what the newest weighs more than the oldest; `least`: what an entry must weigh to be among them.
+    """
 
     share: float
     kinds: tuple[str, ...]
     who: tuple[str, ...]
     recency: float = 1.0
+    least: float = -math.inf
 
 
 _ANYONE = (USER, ASSISTANT, SYSTEM, TOOL)
@@ -47,6 +53,7 @@ POOLS = (
     RULES,
     Pool(0.50, (EARLIER,), (SYSTEM,), 0),
     Pool(0.06, (DOING,), _ANYONE, 0),
+    Pool(0.06, (DONE,), _ANYONE, 9, PLANNED),
     Pool(0.10, (NEXT,), _ANYONE, 0),
     Pool(0.05, (BLOCKED,), _ANYONE, 9),
     Pool(0.14, (FACT, DECISION), (USER,)),
@@ -100,7 +107,7 @@ def _cost(entry: Entry) -> int:
 
 def _ranked(pool: Pool, entries: list[Entry], seen: Mapping[str, int]) -> list[_Ranked]:
     """(score, age, entry), best first: weight, how recent, how rare its values are."""
-    mine = [e for e in entries if e.kind in pool.kinds and e.who in pool.who]
+    mine = [e for e in entries if e.kind in pool.kinds and e.who in pool.who and e.weight >= pool.least]
     last = max(len(mine) - 1, 1)
     scored = []
     for index, entry in enumerate(mine):
@@ -124,9 +131,12 @@ def _take(ranked: Iterable[_Ranked], room: int, chosen: set[int]) -> int:
     return used
 
 
-def budget_of(removed: int, previous: int, max_chars: int | None) -> int:
-    wanted = min(max(int(RATIO * removed) + previous, MIN_CHARS), MAX_CHARS)
-    return min(wanted if max_chars is None else max_chars, previous + removed // 2)
+def budget_of(removed: int, previous: int, max_chars: int | None, reserved: int = 0) -> int:
+    """A fifth of the removed text, within limits. At most half of it goes to what else the summary has to hold."""
+    wanted = (
+        min(max(int(RATIO * removed) + previous, MIN_CHARS), MAX_CHARS) if max_chars is None else max_chars
+    )
+    return min(max(wanted - reserved, wanted // 2), previous + removed // 2)
 
 
 def render_within(ledger: Ledger, budget: int) -> str:

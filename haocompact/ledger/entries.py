@@ -234,7 +234,7 @@ class Ledger:
             self._by_stem.setdefault(about, deque(maxlen=32)).append(entry)
 
     def _supersede(self, entry: Entry, corrects: bool) -> None:
-        if not (corrects or entry.values):
+        if not (corrects or entry.values or entry.kind == RULE):
             return
         near = {old.seq: old for about in entry.stems for old in self._by_stem.get(about, ())}
         for old in near.values():
@@ -283,6 +283,8 @@ def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
     one class; without values, a word of correction and one word that differs will do. Without such a word,
     only one value may differ, and what forbids adds up: "never touch a", "never touch b".
     """
+    if new.kind == old.kind == RULE and _says_again(new, old):
+        return True
     said = old.stems - new.spoken
     shared = len(new.stems & said)
     if shared < 2 - corrects:
@@ -299,6 +301,12 @@ def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
     contained = shared >= 1 and not (own and others) and own <= 2 * shared + 1
     mostly = shared >= 3 - named and 2 * others <= shared + named and own <= 2 * shared
     return (alike and (contained or mostly)) or (named and contained and not others)
+
+
+def _says_again(new: Entry, old: Entry) -> bool:
+    """The same rule in other words, or with one word more."""
+    same = new.values.keys() == old.values.keys() and forbids(new.text) == forbids(old.text)
+    return same and len(old.stems) > 1 and old.stems <= new.stems and len(new.stems) <= len(old.stems) + 1
 
 
 def _restates(new: Entry, old: Entry, fresh: set[str]) -> bool:

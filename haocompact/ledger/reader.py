@@ -60,19 +60,25 @@ from haocompact.ledger.wording import (
     FACT,
     FLAT_BULLET,
     GOAL,
+    HAN,
     NEXT,
     PLANS,
     RULE,
+    TELLING,
+    Said,
     judge_assistant,
     judge_user,
     leads_to,
     looks_like_prose,
+    refers_back,
     sentences,
 )
 
 _OPENING = re.compile(r"<([A-Za-z][\w-]{0,60})\b[^<>]{0,400}>")
 _INJECTED = {"instructions", "environment", "output", "stdout", "stderr", "returncode", "context"}
-_INJECTED |= {"documents", "attachment", "observation"}
+_INJECTED |= {"documents", "attachment", "observation", "document", "file", "files", "page", "result", "log"}
+_INJECTED |= {"paste", "pasted", "quote", "email", "article", "source", "content", "contents", "tool", "web"}
+_QUOTED = re.compile(r"^[ \t]*>.*$", re.M)  # what somebody else said
 _NOT_A_REQUEST = ("Caveat: The messages below", "[Request interrupted")
 _STANDING = ("# AGENTS.md instructions", "# CLAUDE.md", "Contents of ")
 PLENTY = (
@@ -109,10 +115,15 @@ def without_injected(text: str) -> str:
     return "".join((*kept, text[position:]))
 
 
+def _is_spoken(line: str) -> bool:
+    """Words that join other words, few code marks: not a log, a table or a listing."""
+    return looks_like_prose(line) and (HAN.search(line) is not None or not TELLING.isdisjoint(line.split()))
+
+
 def own_words(text: str) -> tuple[str, str]:
     """(what a user wrote, what they pasted): of a long paste, its first and last lines are theirs."""
     lines = [line for line in text.split("\n") if line.strip()]
-    if len(lines) <= 12 or 2 * sum(map(looks_like_prose, lines)) >= len(lines):
+    if len(lines) <= 12 or 2 * sum(map(_is_spoken, lines)) >= len(lines):
         return text, ""
     return "\n".join((*lines[:3], *lines[-3:])), "\n".join(lines[3:-3])
 
@@ -185,7 +196,7 @@ class Reader:
             self._by_others(text)
             return
         self._demote()
-        own, pasted = own_words(text)
+        own, pasted = own_words(_QUOTED.sub("", text) if ">" in text else text)
         self._facts(pasted)
         self._sentences(own)
         self._request = text, self.in_turn
@@ -220,12 +231,13 @@ class Reader:
 
     def _sentences(self, text: str) -> None:
         """The sentences of a request; those of a long text weigh less, the more it has that weigh as much."""
-        judged = [(*judge_user(said), said) for said in sentences(text)]
+        judged = _with_what_they_refer_to([(*judge_user(said), said) for said in sentences(text)])
         weights = sorted((w for _, w, _ in judged), reverse=True)
         for kind, weight, said in judged:
             if weight >= LEAST:
                 above = weights.index(weight)
-                self.ledger.add(kind, said.text, USER, weight - min(6.0, max(0, above - 6) * 0.3), said=said)
+                weight -= min(6.0, max(0, above - 6) * 0.3)
+                self.ledger.add(kind, said.text, USER, weight, limit=400, said=said)
 
     def _system(self, text: str) -> None:
         for said in sentences(text):
@@ -348,6 +360,23 @@ class Reader:
         return 0.7 * min(4, self._shapes[shape] - 1)
 
 
+_Judged = tuple[str, float, Said]
+
+
+def _with_what_they_refer_to(judged: list[_Judged]) -> list[_Judged]:
+    """ "Find out why and fix it." goes with the sentence before it, and says little without one."""
+    out: list[_Judged] = []
+    for kind, weight, said in judged:
+        if kind != GOAL or not refers_back(said):
+            out.append((kind, weight, said))
+        elif not out or out[-1][0] == RULE or len(out[-1][2].text) > 250:
+            out.append((kind, weight - 2, said))
+        else:
+            _, other, before = out.pop()
+            out.append((GOAL, max(weight, other) + 0.5, Said(f"{before.text} {said.text}", before.lead)))
+    return out
+
+
 def _length(part: Part) -> int:
     if isinstance(part, (Text, Thinking)):
         return len(part.text)
@@ -379,7 +408,7 @@ def _fold_turn(ledger: Ledger) -> None:
 
 # ------------------------------------------------------------------------------------- the summarizer
 def extract(history: Iterable[Message], prefix: Iterable[Message], previous: str | None, *,
-            max_chars: int | None = None) -> str:  # fmt: skip
+            max_chars: int | None = None, reserved: int = 0) -> str:  # fmt: skip
     """The summary of `history`, of the first half `prefix` of a split turn, and of what `previous` holds.
 
     Each message is read once. The result has at most `max_chars` characters (default: a fifth of the removed
@@ -392,4 +421,4 @@ def extract(history: Iterable[Message], prefix: Iterable[Message], previous: str
     for message in prefix:
         reader.read(message)
     carried = len(previous or "") + reader.carried
-    return render_within(reader.close(), budget_of(reader.chars, carried, max_chars))
+    return render_within(reader.close(), budget_of(reader.chars, carried, max_chars, reserved))

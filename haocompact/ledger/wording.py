@@ -376,7 +376,21 @@ _ORDERS = re.compile(
     r"|open|move|copy|build|test|review)\b",
     re.I,
 )
+_REFERS = re.compile(
+    r"\b(?:it|this|that|these|those|them|why|there|again|same)\b|[它这那]|为什么|为何|原因", re.I
+)
+_ADDRESSES = re.compile(
+    r"\b(?:you (?:must|should|shall|are (?:to|now)|have to|need to|may not)|ignore (?:all|any|the|previous|prior)"
+    r"|disregard|(?:your|these|following|previous) (?:instructions|rules|guidelines)|system prompt)\b"
+    r"|忽略|无视|你必须|你应该|你现在",
+    re.I,
+)
 _OWN = (" i'm ", " i am ", " my ", " our ", " we ", " for me ", " to me ", " the ", " you'll ")
+
+
+def refers_back(said: Said) -> bool:
+    """Does it point at something that was said before, and name nothing itself?"""
+    return not said.values and _width(said.text) < 120 and _REFERS.search(said.text) is not None
 
 
 @lru_cache(maxsize=256)
@@ -434,12 +448,16 @@ def judge_assistant(said: Said, floor: float = -9.0) -> tuple[str, float]:
 def judge_tool(line: str, floor: float = -9.0) -> float:
     """Weight of one line of a tool's output as a fact in plain words. Exact from `floor` upwards."""
     weight = 0.5 * line.endswith((".", "。")) + 0.3 * line[:1].isupper() - len(line) / 160
-    weight -= min(3.0, 0.4 * len(_LINE_MARKS.findall(line))) + _LOW_LINE.get(line[:2], 0.0)
+    weight -= (
+        min(3.0, 0.4 * len(_LINE_MARKS.findall(line))) + _LOW_LINE.get(line[:2], 0.0) + 2 * (" = " in line)
+    )
     if weight + 2.4 + 2.1 < floor:
         return -9.0
     said = Said(line)
     weight += min(said.substance, 2.4)
     if weight + 2.1 < floor:
+        return -9.0
+    if _ADDRESSES.search(line):  # a tool gives no orders
         return -9.0
     prose = not said.words.isdisjoint(_JOINS) or not (line.isascii() or not HAN.search(line))
     return weight + 0.9 * prose + 0.6 * (said in STATES) + 0.6 * (said in TELLS)
@@ -454,7 +472,17 @@ TELLING = frozenset(
     for w in _JOINS | STATES.words | TELLS.words
     for form in (w, w.capitalize(), f"{w}:", f"{w.capitalize()}:")
 )
-_LOW_LINE = {"//": 1.2, "* ": 1.2, "# ": 1.0, "- ": 0.5, "> ": 0.5, "/*": 1.2, "dr": 0.5, "-r": 2.0}
+_LOW_LINE = {
+    "//": 1.2,
+    "* ": 1.2,
+    "# ": 1.0,
+    "##": 3.0,
+    "- ": 0.5,
+    "> ": 0.5,
+    "/*": 1.2,
+    "dr": 0.5,
+    "-r": 2.0,
+}
 
 
 def _width(text: str) -> int:
