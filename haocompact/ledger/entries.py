@@ -92,7 +92,7 @@ TAGS = {
     TOOL: "Tool: ",
     ASSISTANT: "Proposed: ",
 }
-_LEFT_OUT = re.compile(r"\(left out, the original has them: ([a-z ]+ \d{1,12}(?:, [a-z ]+ \d{1,12})*)\)")
+_LEFT_OUT = re.compile(r"\(left out: ([a-z ]+ \d{1,12}(?:, [a-z ]+ \d{1,12})*)\)")
 _NAMES = {
     RULE: "rules",
     GOAL: "requests",
@@ -285,11 +285,11 @@ def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
     """
     if new.kind == old.kind == RULE and _says_again(new, old):
         return True
-    said = old.stems - new.spoken
-    shared = len(new.stems & said)
+    told, said = new.stems - new.spoken, old.stems - new.spoken
+    shared = len(told & said)
     if shared < 2 - corrects:
         return False
-    own, others = len(new.stems) - shared, len(said) - shared
+    own, others = len(told) - shared, len(said) - shared
     fresh = {c for v, c in new.values.items() if v not in old.values}
     named = any(v in old.values or (c == "name" and v in old.text.lower()) for v, c in new.values.items())
     alike = _same_class(fresh, {c for v, c in old.values.items() if named or v not in new.values})
@@ -349,7 +349,7 @@ def render(ledger: Ledger, *, spare: bool = False) -> str:
 def notice_of(left_out: Mapping[str, int]) -> str:
     """One line that says how much of each kind found no room."""
     counts = ", ".join(f"{name} {left_out[kind]}" for kind, name in _NAMES.items() if left_out.get(kind))
-    return f"(left out, the original has them: {counts})"
+    return f"(left out: {counts})"
 
 
 def _counts(text: str) -> dict[str, int]:

@@ -78,6 +78,7 @@ _OPENING = re.compile(r"<([A-Za-z][\w-]{0,60})\b[^<>]{0,400}>")
 _INJECTED = {"instructions", "environment", "output", "stdout", "stderr", "returncode", "context"}
 _INJECTED |= {"documents", "attachment", "observation", "document", "file", "files", "page", "result", "log"}
 _INJECTED |= {"paste", "pasted", "quote", "email", "article", "source", "content", "contents", "tool", "web"}
+_LABELLED = re.compile(r"\s*[A-Z]\w*: \S")
 _QUOTED = re.compile(r"^[ \t]*>.*$", re.M)  # what somebody else said
 _NOT_A_REQUEST = ("Caveat: The messages below", "[Request interrupted")
 _STANDING = ("# AGENTS.md instructions", "# CLAUDE.md", "Contents of ")
@@ -117,15 +118,18 @@ def without_injected(text: str) -> str:
 
 def _is_spoken(line: str) -> bool:
     """Words that join other words, few code marks: not a log, a table or a listing."""
-    return looks_like_prose(line) and (HAN.search(line) is not None or not TELLING.isdisjoint(line.split()))
+    if _LABELLED.match(line) or not looks_like_prose(line):
+        return False
+    return HAN.search(line) is not None or not TELLING.isdisjoint(line.split())
 
 
 def own_words(text: str) -> tuple[str, str]:
-    """(what a user wrote, what they pasted): of a long paste, its first and last lines are theirs."""
+    """(what a user wrote, what they pasted): of a long paste, its first and last lines are theirs
+    if they are spoken."""
     lines = [line for line in text.split("\n") if line.strip()]
     if len(lines) <= 12 or 2 * sum(map(_is_spoken, lines)) >= len(lines):
         return text, ""
-    return "\n".join((*lines[:3], *lines[-3:])), "\n".join(lines[3:-3])
+    return "\n".join(filter(_is_spoken, (*lines[:3], *lines[-3:]))), "\n".join(lines[3:-3])
 
 
 class Reader:

@@ -17,7 +17,7 @@ _HEADING = re.compile(r"^#{1,4} +Constraints\b[^\n]*$", re.MULTILINE)
 _RULES_HEADING = re.compile(
     r"#{1,4} +.*\b(?:constraints?|rules?|preferences?)\b|#{1,4} +.*(?:约束|规则|偏好)", re.I
 )
-_SECTION_ENDS = re.compile(r"\n+(?=#{1,4} |---\n|\(left out, )")
+_SECTION_ENDS = re.compile(r"\n+(?=#{1,4} |---\n|\(left out: )")
 _ITEM = re.compile(r"\s*(?:[-*•]|\d{1,3}[.)]) +(?=\S)")
 _NONE = re.compile(r"\n[-*] \(?none\)?\.?(?=\n|$)", re.I)
 

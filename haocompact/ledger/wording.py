@@ -44,6 +44,7 @@ _HAN_NUMBER = re.compile(
     "[零一二两三四五六七八九十百千万半]+"
     "(?:个|次|天|日|秒|分钟|小时|行|页|元|倍|层|周|月|年|条|台|份|种|人|号)|周[一二三四五六日]"
 )
+_LATIN = re.compile(r"(?<![\w./-])[a-z]{2,}(?![\w./-])", re.A)  # among Han characters, a name
 _HAN_STOP = re.compile("[的了是不要把成为在和请就都也还只别能会将我你他这那个上下用改换]")
 _WORD = re.compile(r"[a-z][a-z']+")
 _VALUE_WEIGHT = {"num": 0.9, "id": 0.9, "path": 0.6, "code": 0.5, "word": 0.6, "name": 0.4}
@@ -60,8 +61,10 @@ def values_of(text: str) -> dict[str, str]:
         for token in (*((first[1],) if first else ()), *_AFTER_STOP.findall(text)):
             if found.get(token.lower()) == "name":
                 del found[token.lower()]
-    if not text.isascii():
+    if not text.isascii() and HAN.search(text):
         found.update(dict.fromkeys(_HAN_NUMBER.findall(text), "num"))
+        for word in _LATIN.findall(text):
+            found.setdefault(word, "name")
     return found
 
 
@@ -328,14 +331,15 @@ CORRECTS = Cue(
     """_no_longer_ ,_not_ _scratch_that _on_second_th _make_it_ _make_that_ _pushed_ _after_all _turns_out
     _not_right _changed_my_mind _these_days _from_now_on _than_i_said _forget_ _i_said_ _hmm_ ._no,_
     _on_reflection _from_today _in_place_of_ _second_thought""",
-    """改成 改为 换成 改用 其实 更正 不再 不用了 取消 调整 应为 而不是 说错 搞错 推迟 提前到 変更 訂正
+    """改成 改为 换 改用 改到 改名 更名 改由 挪到 移到 延长 缩短 其实 更正 不再 不用了 取消
+    调整 应为 而不是 说错 搞错 推迟 提前到 変更 訂正
     代わりに 실은 변경 대신""",
 )
 SURELY = Cue(
     "actually instead correction sorry oops misspoke mistake wrong rather",
     """_no_longer_ ,_not_ _scratch_that _on_second_th _changed_my_mind _these_days _from_now_on _than_i_said
     _i_said_ _hmm_ ._no,_ _on_reflection _from_today _in_place_of_""",
-    "改成 改为 换成 改用 其实 更正 不再 不用了 而不是 说错 搞错 変更 訂正 변경",
+    "改成 改为 换 改用 改到 改名 更名 改由 其实 更正 不再 不用了 而不是 说错 搞错 変更 訂正 변경",
 )
 TELLS = Cue(
     """note warning important limit limited limits expire expires deadline only requires required default

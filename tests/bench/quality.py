@@ -39,7 +39,10 @@ def main() -> None:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "carriers": sorted(sessions) or "invented",
-        "rivals": {name: _version(name) for name in ("local-context-compiler", "compaction-conformance-kit", "conpact")},
+        "rivals": {
+            name: _version(name)
+            for name in ("local-context-compiler", "compaction-conformance-kit", "conpact")
+        },
     }
     print(f"Carriers: {', '.join(sorted(sessions)) or 'invented (no corpus here)'}")
     for name, version in report["rivals"].items():
@@ -63,7 +66,9 @@ def _table(rows: list[dict[str, Any]]) -> str:
     heads = [h for h in rows[0] if not isinstance(rows[0][h], list)] if rows else []
     cells = [heads, *([_cell(row.get(h)) for h in heads] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(heads))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells)
+    return "\n".join(
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in cells
+    )
 
 
 def _cell(value: object) -> str:
@@ -81,7 +86,10 @@ def fact_rows(seeds: int) -> list[dict[str, Any]]:
     for (way, form, wording, _), result in zip(jobs, results, strict=True):
         for key in (form, "all") if len(way.forms) > 1 else (form,):
             rows.setdefault((way.name, wording, key), []).append(result)
-    return [_mean(key, found) for key, found in sorted(rows.items(), key=lambda row: (row[0][1] != "known", row[0][0]))]
+    return [
+        _mean(key, found)
+        for key, found in sorted(rows.items(), key=lambda row: (row[0][1] != "known", row[0][0]))
+    ]
 
 
 def _one(job: tuple[rivals.Way, str, str, int]) -> dict[str, Any]:
@@ -111,11 +119,18 @@ def _mean(key: tuple[str, str, str], found: list[dict[str, Any]]) -> dict[str, A
         "worst user's": min(r["users"] for r in found),
         "old values": sum(r["stale"] for r in found),
         "chars": max(r["size"] for r in found),
-        "lost": sorted({text for r in found for text in r["lost"]})[:200] if key[2] in ("all", "text") else [],
+        "lost": sorted({text for r in found for text in r["lost"]})[:200]
+        if key[2] in ("all", "text")
+        else [],
     }
 
 
-PARTS = {"facts": fact_rows, "kit": quality_kits.kit_rows, "conpact": quality_kits.conpact_rows, "corpus": corpus_rows}
+PARTS = {
+    "facts": fact_rows,
+    "kit": quality_kits.kit_rows,
+    "conpact": quality_kits.conpact_rows,
+    "corpus": corpus_rows,
+}
 TITLES = {
     "facts": f"Planted facts: 20 in {CHARS // 1000} KB, then {ROUNDS - 1} rounds of as much again",
     "kit": "compaction-conformance-kit: canaries of 20 that survive, and the size of what is left",

@@ -55,7 +55,11 @@ def _ids(row: dict[str, Any]) -> set[str]:
 
 def _blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
     content = message.get("content")
-    return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else [{"type": "text", "text": content}]
+    return (
+        [b for b in content if isinstance(b, dict)]
+        if isinstance(content, list)
+        else [{"type": "text", "text": content}]
+    )
 
 
 def _row(messages: list[dict[str, Any]], summary: str) -> dict[str, Any]:
@@ -64,11 +68,20 @@ def _row(messages: list[dict[str, Any]], summary: str) -> dict[str, Any]:
              for a in [b.get("input") or b.get("arguments") or {}] if isinstance(a.get(keys[b["name"]]), str)}
              for kind, keys in (("read", READS), ("modified", MODIFIES))}  # fmt: skip
     told = {tag: set(_section(summary, tag)) for tag in ("read-files", "modified-files")}
-    same = told["modified-files"] == paths["modified"] and told["read-files"] == paths["read"] - paths["modified"]
+    same = (
+        told["modified-files"] == paths["modified"]
+        and told["read-files"] == paths["read"] - paths["modified"]
+    )
     flat = " ".join(summary.split())
     found, count = _identifiers(messages, summary)
-    return {"files": same, "request": _last_request(messages, flat), "todos": _last_todos(calls, flat),
-            "error": _last_error(messages, flat), "identifiers": f"{found} of {count}", "chars": len(summary)}  # fmt: skip
+    return {
+        "files": same,
+        "request": _last_request(messages, flat),
+        "todos": _last_todos(calls, flat),
+        "error": _last_error(messages, flat),
+        "identifiers": f"{found} of {count}",
+        "chars": len(summary),
+    }
 
 
 def _section(summary: str, tag: str) -> list[str]:
@@ -78,8 +91,16 @@ def _section(summary: str, tag: str) -> list[str]:
 
 def _last_request(messages: list[dict[str, Any]], flat: str) -> bool | None:
     """The beginning of the last thing the user typed (what clients inject is no request)."""
-    texts = [b.get("text") or "" for m in messages if m.get("role") == "user" for b in _blocks(m) if b.get("type") == "text"]
-    typed = [t for t in texts if t.strip() and not t.lstrip().startswith(("<", "Caveat:", "[Request interrupted"))]
+    texts = [
+        b.get("text") or ""
+        for m in messages
+        if m.get("role") == "user"
+        for b in _blocks(m)
+        if b.get("type") == "text"
+    ]
+    typed = [
+        t for t in texts if t.strip() and not t.lstrip().startswith(("<", "Caveat:", "[Request interrupted"))
+    ]
     if not typed:
         return None
     first = re.split(r"[\x00-\x1f#]", typed[-1].strip())[0][:120]
@@ -118,5 +139,3 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     shares = [tuple(map(int, r["identifiers"].split(" of "))) for r in rows]
     total["identifiers"] = f"{sum(a for a, _ in shares)} of {sum(b for _, b in shares)}"
     return {**total, "chars": max(r["chars"] for r in rows)}
-
-

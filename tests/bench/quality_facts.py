@@ -11,18 +11,98 @@ from pathlib import Path
 from quality_sessions import Turn
 
 WORDING = tomllib.loads((Path(__file__).parent / "wording.toml").read_text("utf-8"))
-PLAN = {"rule": 4, "constraint": 2, "preference": 2, "goal": 1, "value": 1, "correction": 2, "assistant": 5, "tool": 3}
-WORDS = (
-    "amber birch cobalt dune ember fjord garnet harbor indigo jasper kestrel larch mango nimbus ochre pewter quartz "
-    "raven sable tundra umber velvet willow xenon yarrow zephyr heron lotus maple otter puffin"
-).split()
-PEOPLE = "Priya Marek Aiko Tomas Ingrid Kofi Lena Ravi Sofia Dmitri Yara Chen Olu Bianca".split()
-THINGS = (
-    "importer,scheduler,billing job,search index,export screen,login page,report builder,webhook receiver,"
-    "image resizer,audit log,rate limiter,mailer,sync daemon,price feed,session store"
-).split(",")
-MONTHS = "January February March April June July August September October November".split()
-BEFORE = {"en": ("", "", "By the way: ", "One more thing. ", "Ok. ", "Also, "), "zh": ("", "", "对了，", "另外，", "好的。")}
+PLAN = {
+    "rule": 4,
+    "constraint": 2,
+    "preference": 2,
+    "goal": 1,
+    "value": 1,
+    "correction": 2,
+    "assistant": 5,
+    "tool": 3,
+}
+WORDS = [
+    "amber",
+    "birch",
+    "cobalt",
+    "dune",
+    "ember",
+    "fjord",
+    "garnet",
+    "harbor",
+    "indigo",
+    "jasper",
+    "kestrel",
+    "larch",
+    "mango",
+    "nimbus",
+    "ochre",
+    "pewter",
+    "quartz",
+    "raven",
+    "sable",
+    "tundra",
+    "umber",
+    "velvet",
+    "willow",
+    "xenon",
+    "yarrow",
+    "zephyr",
+    "heron",
+    "lotus",
+    "maple",
+    "otter",
+    "puffin",
+]
+PEOPLE = [
+    "Priya",
+    "Marek",
+    "Aiko",
+    "Tomas",
+    "Ingrid",
+    "Kofi",
+    "Lena",
+    "Ravi",
+    "Sofia",
+    "Dmitri",
+    "Yara",
+    "Chen",
+    "Olu",
+    "Bianca",
+]
+THINGS = [
+    "importer",
+    "scheduler",
+    "billing job",
+    "search index",
+    "export screen",
+    "login page",
+    "report builder",
+    "webhook receiver",
+    "image resizer",
+    "audit log",
+    "rate limiter",
+    "mailer",
+    "sync daemon",
+    "price feed",
+    "session store",
+]
+MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+]
+BEFORE = {
+    "en": ("", "", "By the way: ", "One more thing. ", "Ok. ", "Also, "),
+    "zh": ("", "", "对了，", "另外，", "好的。"),
+}
 
 
 class Values:
@@ -44,7 +124,7 @@ class Values:
             "day": lambda: pick(("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")),
             "date": lambda: f"{pick(MONTHS)} {number(2, 28)}",
             "hx": lambda: f"{self.rng.getrandbits(28):07x}",
-            "path": lambda: f"{pick(('src', 'lib', 'pkg', 'app'))}/{pick(WORDS)}/{pick(WORDS)}{pick(('.py', '.ts', '.go'))}",
+            "path": lambda: f"{pick(('src', 'lib', 'app'))}/{pick(WORDS)}/{pick(WORDS)}{pick(('.py', '.ts', '.go'))}",
             "ver": lambda: f"{number(1, 9)}.{number(0, 20)}.{number(0, 9)}",
             "LANG": lambda: pick(("German", "Portuguese", "Finnish", "Turkish", "Polish")),
         }[kind]()  # fmt: skip
@@ -93,7 +173,9 @@ def _fact(who: str, kind: str, pattern: object, lang: str, values: Values) -> Fa
         before, after, value = pattern
         thing, a = values.make("thing"), values.make(value)
         b = next(x for x in iter(lambda: values.make(value), None) if x != a)
-        return Fact(who, kind, after.format(thing=thing, a=a, b=b), (b,), lang, before.format(thing=thing, a=a))
+        return Fact(
+            who, kind, after.format(thing=thing, a=a, b=b), (b,), lang, before.format(thing=thing, a=a)
+        )
     tokens: list[str] = []
 
     def fill(match: re.Match[str]) -> str:
@@ -123,7 +205,9 @@ def planted(turns: list[Turn], planted_facts: list[Fact], seed: int) -> list[Tur
     for index, turn in enumerate(turns):
         waiting += said.get(index, [])
         if turn.role != "tool":
-            out += [Turn("user", rng.choice(BEFORE[lang]) + text) for who, text, lang in waiting if who == "user"]
+            out += [
+                Turn("user", rng.choice(BEFORE[lang]) + text) for who, text, lang in waiting if who == "user"
+            ]
             waiting = [x for x in waiting if x[0] != "user"]
         mine = next((x for x in waiting if x[0] == turn.role), None)
         if mine is not None and turn.text:
@@ -138,4 +222,9 @@ def _saying(turn: Turn, text: str, rng: random.Random) -> Turn:
         lines = turn.text.split("\n")
         lines.insert(rng.randint(0, len(lines)), text)
         return replace(turn, text="\n".join(lines))
-    return replace(turn, text=rng.choice((f"{turn.text}\n\n{text}", f"{text}\n\n{turn.text}", f"Let me see. {text} {turn.text}")))
+    return replace(
+        turn,
+        text=rng.choice(
+            (f"{turn.text}\n\n{text}", f"{text}\n\n{turn.text}", f"Let me see. {text} {turn.text}")
+        ),
+    )

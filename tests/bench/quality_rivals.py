@@ -62,8 +62,10 @@ def haocompact_text(messages: list[dict[str, str]], budget: int | None) -> str:
     if all(m["role"] == "system" for m in messages):
         return "\n\n".join(m["content"] for m in messages)  # nothing to summarise
     data = b"".join(json.dumps(m, ensure_ascii=False).encode() + b"\n" for m in messages)
-    options = ("--format", "openai", "--keep-recent", "2000" if budget is None else "1")
-    text = _contents(run_haocompact(data, *options, *(() if budget is None else ("--summary-chars", str(budget)))))
+    options = ("--format", "openai", "--keep-recent", "2000" if budget is None else "20")
+    text = _contents(
+        run_haocompact(data, *options, *(() if budget is None else ("--summary-chars", str(budget))))
+    )
     if budget is not None and len(text) > budget and len(messages) > 1:
         chars = max(1, 2 * budget - len(text))
         text = _contents(run_haocompact(data, *options, "--summary-chars", str(chars)))

@@ -59,7 +59,9 @@ def _turns(message: Any) -> Iterator[Turn]:
                   for p in message.parts if isinstance(p, ToolCall))  # fmt: skip
     for part in message.parts:
         if isinstance(part, ToolResult):
-            yield Turn("tool", "\n".join(part.texts), answers=part.id or "", name=part.name, error=part.is_error)
+            yield Turn(
+                "tool", "\n".join(part.texts), answers=part.id or "", name=part.name, error=part.is_error
+            )
     if message.role in ("user", "assistant") and (texts or calls):
         yield Turn(message.role, texts, calls)
 
@@ -77,8 +79,34 @@ def corpus() -> dict[str, list[Turn]]:
 
 
 # ------------------------------------------------------------------------------------- invented ones
-_NOUNS = "importer scheduler cache parser router exporter worker index queue session token report".split()
-_VERBS = "read write merge split load store check build send parse sort count".split()
+_NOUNS = [
+    "importer",
+    "scheduler",
+    "cache",
+    "parser",
+    "router",
+    "exporter",
+    "worker",
+    "index",
+    "queue",
+    "session",
+    "token",
+    "report",
+]
+_VERBS = [
+    "read",
+    "write",
+    "merge",
+    "split",
+    "load",
+    "store",
+    "check",
+    "build",
+    "send",
+    "parse",
+    "sort",
+    "count",
+]
 _ASKS = (
     "Have a look at {p}, the {n} is slow again.",
     "The {n} test is red since this morning. Can you see why?",
@@ -125,7 +153,8 @@ class _Inventor:
 
     def log(self, lines: int) -> str:
         passed = "\n".join(
-            f"tests/test_{self.fill('{n}')}.py::test_{self.fill('{a}_{n}')} PASSED [{i}%]" for i in range(lines)
+            f"tests/test_{self.fill('{n}')}.py::test_{self.fill('{a}_{n}')} PASSED [{i}%]"
+            for i in range(lines)
         )
         return f"{passed}\n{lines} passed in {self.random.random() * 9:.2f}s"
 
@@ -215,7 +244,9 @@ class Writer:
 
     def _open(self) -> None:
         if self.form == "pi":
-            self.lines.append({"type": "session", "version": 3, "id": "bench", "timestamp": self._stamp(), "cwd": "/w"})
+            self.lines.append(
+                {"type": "session", "version": 3, "id": "bench", "timestamp": self._stamp(), "cwd": "/w"}
+            )
         elif self.form == "codex":
             meta = {"id": "bench", "timestamp": self._stamp(), "cwd": "/w", "originator": "codex_cli_rs",
                     "cli_version": "0.142.0", "source": "cli"}  # fmt: skip
@@ -223,27 +254,49 @@ class Writer:
 
     def _pi(self, turn: Turn, prefix: str) -> None:
         content: list[dict[str, Any]] = [{"type": "text", "text": turn.text}] if turn.text else []
-        content += [{"type": "toolCall", "id": prefix + i, "name": n, "arguments": a} for i, n, a in turn.calls]
+        content += [
+            {"type": "toolCall", "id": prefix + i, "name": n, "arguments": a} for i, n, a in turn.calls
+        ]
         message: dict[str, Any] = {"role": turn.role, "content": content, "timestamp": self.count}
         if turn.role == "tool":
-            message |= {"role": "toolResult", "toolCallId": prefix + turn.answers, "toolName": turn.name, "isError": turn.error}
+            message |= {
+                "role": "toolResult",
+                "toolCallId": prefix + turn.answers,
+                "toolName": turn.name,
+                "isError": turn.error,
+            }
         id = f"{prefix[:2]}{self.count:06x}"
-        self.lines.append({"type": "message", "id": id, "parentId": self.parent, "timestamp": self._stamp(), "message": message})
+        self.lines.append(
+            {
+                "type": "message",
+                "id": id,
+                "parentId": self.parent,
+                "timestamp": self._stamp(),
+                "message": message,
+            }
+        )
         self.parent = id
 
     def _claude(self, turn: Turn, prefix: str) -> None:
         content: list[dict[str, Any]] = [{"type": "text", "text": turn.text}] if turn.text else []
         content += [{"type": "tool_use", "id": prefix + i, "name": n, "input": a} for i, n, a in turn.calls]
         if turn.role == "tool":
-            content = [{"type": "tool_result", "tool_use_id": prefix + turn.answers, "content": turn.text, "is_error": turn.error}]
+            content = [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": prefix + turn.answers,
+                    "content": turn.text,
+                    "is_error": turn.error,
+                }
+            ]
         role = "user" if turn.role == "tool" else turn.role
         id = f"00000000-0000-4000-8000-{self.count:012x}"
         message: dict[str, Any] = {"role": role, "content": content}
         if role == "assistant":
             message |= {"id": f"msg_{self.count}", "type": "message", "model": "bench"}
-        self.lines.append({"parentUuid": self.parent, "isSidechain": False, "type": role, "message": message, "uuid": id,
-                           "timestamp": self._stamp(), "sessionId": "bench", "cwd": "/w", "version": "2.0.0",
-                           "userType": "external"})  # fmt: skip
+        self.lines.append({"parentUuid": self.parent, "isSidechain": False, "type": role, "message": message,
+                           "uuid": id, "timestamp": self._stamp(), "sessionId": "bench", "cwd": "/w",
+                           "version": "2.0.0", "userType": "external"})  # fmt: skip
         self.parent = id
 
     def _codex(self, turn: Turn, prefix: str) -> None:
@@ -257,7 +310,12 @@ class Writer:
             kind = "input_text" if turn.role == "user" else "output_text"
             item(type="message", role=turn.role, content=[{"type": kind, "text": turn.text}])
         for i, name, arguments in turn.calls:
-            item(type="function_call", name=name, arguments=json.dumps(arguments, ensure_ascii=False), call_id=prefix + i)
+            item(
+                type="function_call",
+                name=name,
+                arguments=json.dumps(arguments, ensure_ascii=False),
+                call_id=prefix + i,
+            )
 
     def resume(self, compacted: bytes) -> None:
         """New lines hang on the last one that the client would hang them on."""
@@ -271,5 +329,11 @@ def summary_in(compacted: bytes) -> str:
     """The summary that stands in a compacted file."""
     records = read(compacted)
     session = FORMATS[detect(records).name].read(records, ReadOptions())
-    texts = [p.text for m in session.messages if m.kind == COMPACTION_SUMMARY for p in m.parts if isinstance(p, Text)]
+    texts = [
+        p.text
+        for m in session.messages
+        if m.kind == COMPACTION_SUMMARY
+        for p in m.parts
+        if isinstance(p, Text)
+    ]
     return texts[-1] if texts else ""
