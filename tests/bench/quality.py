@@ -79,7 +79,7 @@ def _cell(value: object) -> str:
 def fact_rows(seeds: int) -> list[dict[str, Any]]:
     """Means over seeds and formats: facts of 20 after one and five rounds, rules of 12, tokens of old values."""
     jobs = [(way, form, wording, seed) for way in rivals.WAYS for form in way.forms for wording in way.wordings
-            for seed in range(seeds)]  # fmt: skip
+            for seed in range(min(seeds, way.seeds))]  # fmt: skip
     with ProcessPoolExecutor(2) as pool:
         results = list(pool.map(_one, jobs, chunksize=4))
     rows: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
@@ -113,6 +113,7 @@ def _mean(key: tuple[str, str, str], found: list[dict[str, Any]]) -> dict[str, A
         "summary by": key[0],
         "wording": key[1],
         "format": key[2],
+        "runs": count,
         "round 1 (of 20)": sum(r["counts"][0] for r in found) / count,
         f"round {ROUNDS} (of 20)": sum(r["counts"][-1] for r in found) / count,
         "user's (of 12)": sum(r["users"] for r in found) / count,

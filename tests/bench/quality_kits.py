@@ -15,6 +15,7 @@ SHORTEN: dict[str, Callable[[list[dict[str, str]], int | None], str]] = {
     "last messages": rivals.last_text,
     "lcc compact": rivals.lcc_text,
 }
+SLOW = ("lcc compact",)
 
 
 def kit_rows(seeds: int) -> list[dict[str, Any]]:
@@ -90,7 +91,8 @@ def conpact_rows(seeds: int) -> list[dict[str, Any]]:
     rows = []
     for way in rivals.available():
         for position in ("top", "middle", "bottom"):
-            instances = build_instances(haystacks, length=10_000_000, position=position)
+            few = haystacks[:1] if way in SLOW else haystacks
+            instances = build_instances(few, length=10_000_000, position=position)
             with ThreadPoolExecutor(2) as pool:
                 texts = list(pool.map(lambda i, way=way: SHORTEN[way](i.messages, None), instances))
             kept = sum(_verbatim(i.sc_text, t) for i, t in zip(instances, texts, strict=True))

@@ -17,12 +17,13 @@ LIMIT = 12_000
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`rounds`: the text that stands for what was removed, after each round."""
+    """`rounds`: the text that stands for what was removed, after each round. `seeds`: no more of them (slow ones)."""
 
     name: str
     forms: tuple[str, ...] = ("text",)
     wordings: tuple[str, ...] = ("known",)
     arguments: tuple[str, ...] = ()
+    seeds: int = 100
 
     def rounds(self, stretches: list[list[Turn]], form: str) -> Iterator[str]:
         if self.forms != ("text",):
@@ -120,5 +121,5 @@ WAYS = [
     Way("haocompact", FORMS, ("known", "unseen")),
     Way("excerpt (the seed's)", FORMS, ("known",), ("--summarizer", "excerpt", "--compat", "seed")),
     Way("last messages"),
-    *([Way("lcc compact")] if HAS_LCC else []),
+    *([Way("lcc compact", seeds=2)] if HAS_LCC else []),
 ]
