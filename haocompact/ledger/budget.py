@@ -47,7 +47,7 @@ class Pool:
 
 
 _ANYONE = (USER, ASSISTANT, SYSTEM, TOOL)
-RULES = Pool(0.30, (RULE,), (USER,), 0)
+RULES = Pool(0.40, (RULE,), (USER,), 0)
 WORK = Pool(0.06, (DONE,), _ANYONE, 9)
 POOLS = (
     RULES,
@@ -132,11 +132,11 @@ def _take(ranked: Iterable[_Ranked], room: int, chosen: set[int]) -> int:
 
 
 def budget_of(removed: int, previous: int, max_chars: int | None, reserved: int = 0) -> int:
-    """A fifth of the removed text, within limits. At most half of it goes to what else the summary has to hold."""
-    wanted = (
-        min(max(int(RATIO * removed) + previous, MIN_CHARS), MAX_CHARS) if max_chars is None else max_chars
-    )
-    return min(max(wanted - reserved, wanted // 2), previous + removed // 2)
+    """A fifth of the removed text, within limits. Of the most there may be, what else the summary has to hold
+    (`reserved`) takes half at most."""
+    most = MAX_CHARS if max_chars is None else max_chars
+    wanted = min(max(int(RATIO * removed) + previous, MIN_CHARS), most) if max_chars is None else most
+    return min(wanted, max(most - reserved, most // 2), previous + removed // 2)
 
 
 def render_within(ledger: Ledger, budget: int) -> str:

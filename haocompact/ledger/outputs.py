@@ -33,7 +33,7 @@ _PLACE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _TALLY = re.compile(r"\b\d+ (?:passed|failed|errors?|tests?|examples?|skipped|warnings?)\b[^\n]{0,80}", re.I)
 _COMMITTED = re.compile(r"^\[([^\]\n]{1,80})\] (.{1,120})$", re.M)
 _FIGURE = re.compile(r"\d(?!\d*(?:[:\t→|-]|\. ))")  # not the number of a line or of a list's item
-_CODE_ENDS = frozenset(",({[=+&")
+_CODE_ENDS = frozenset(",({[=+&:：")
 _LISTED = re.compile(r"\d{1,2}[.)] |[0-9a-f]{7,10} ")
 _NUMBERED = re.compile(r"\s*\d+(?:→|\t|: ?| ?[|│] ?|-+ )")
 _PLAIN = re.compile(

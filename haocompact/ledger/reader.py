@@ -64,6 +64,7 @@ from haocompact.ledger.wording import (
     NEXT,
     PLANS,
     RULE,
+    STRONG,
     TELLING,
     Said,
     judge_assistant,
@@ -373,7 +374,7 @@ def _with_what_they_refer_to(judged: list[_Judged]) -> list[_Judged]:
     for kind, weight, said in judged:
         if kind != GOAL or not refers_back(said):
             out.append((kind, weight, said))
-        elif not out or out[-1][0] == RULE or len(out[-1][2].text) > 250:
+        elif not out or out[-1][2] in STRONG or len(out[-1][2].text) > 250:
             out.append((kind, weight - 2, said))
         else:
             _, other, before = out.pop()
