@@ -238,8 +238,10 @@ class Ledger:
             return
         near = {old.seq: old for about in entry.stems for old in self._by_stem.get(about, ())}
         for old in near.values():
+            if old.gone or len(entry.stems & old.stems) < 2 - corrects:
+                continue
             mine = entry.who == USER or old.who in (ASSISTANT, TOOL)
-            if mine and not old.gone and (old.message != entry.message or entry.message == 0):
+            if mine and (old.message != entry.message or entry.message == 0):
                 old.gone = _replaces(entry, old, corrects)
 
     def _prune(self, kind: str, who: str) -> None:
@@ -305,8 +307,9 @@ def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
 
 def _says_again(new: Entry, old: Entry) -> bool:
     """The same rule in other words, or with one word more."""
-    same = new.values.keys() == old.values.keys() and forbids(new.text) == forbids(old.text)
-    return same and len(old.stems) > 1 and old.stems <= new.stems and len(new.stems) <= len(old.stems) + 1
+    if not (1 < len(old.stems) <= len(new.stems) <= len(old.stems) + 1 and old.stems <= new.stems):
+        return False
+    return new.values.keys() == old.values.keys() and forbids(new.text) == forbids(old.text)
 
 
 def _restates(new: Entry, old: Entry, fresh: set[str]) -> bool:
