@@ -327,11 +327,12 @@ CORRECTS = Cue(
     """actually instead correction change changed changing changes switch switched replace replaced rename
     renamed sorry oops mixed revise revised superseded supersedes bump bumped raise raised lower lowered
     increase increased reduce reduced extend extended update updated wrong mistake override overridden
-    outdated stale now moved move meant misspoke rather migrated swap swapped postponed""",
+    outdated stale now moved move meant misspoke rather migrated swap swapped postponed
+    slips slipped delayed shifted rescheduled deferred bumped doubled halved""",
     """_no_longer_ ,_not_ _scratch_that _on_second_th _make_it_ _make_that_ _pushed_ _after_all _turns_out
     _not_right _changed_my_mind _these_days _from_now_on _than_i_said _forget_ _i_said_ _hmm_ ._no,_
     _on_reflection _from_today _in_place_of_ _second_thought""",
-    """改成 改为 换 改用 改到 改名 更名 改由 挪到 移到 延长 缩短 其实 更正 不再 不用了 取消
+    """改成 改为 换 改用 改到 改名 更名 改由 挪到 移到 延长 缩短 还是 其实 更正 不再 不用了 取消
     调整 应为 而不是 说错 搞错 推迟 提前到 変更 訂正
     代わりに 실은 변경 대신""",
 )
