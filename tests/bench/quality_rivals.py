@@ -121,5 +121,5 @@ WAYS = [
     Way("haocompact", FORMS, ("known", "unseen")),
     Way("excerpt (the seed's)", FORMS, ("known",), ("--summarizer", "excerpt", "--compat", "seed")),
     Way("last messages"),
-    *([Way("lcc compact", seeds=2)] if HAS_LCC else []),
+    *([Way("lcc compact", seeds=1)] if HAS_LCC else []),
 ]
