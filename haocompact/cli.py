@@ -288,7 +288,9 @@ def compact(
     haocompact compact --in-place ~/sessions --jobs 4
     """
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
-    chosen = _summarizer(summarizer, command, timeout, summarizer_max_tokens, instructions, lang, summary_chars)
+    chosen = _summarizer(
+        summarizer, command, timeout, summarizer_max_tokens, instructions, lang, summary_chars
+    )
     request = _request(settings, format, leaf, branch=branch, summarizer=chosen, lang=lang.value,
                        on_failure=on_failure.value, keep_rules=keep_rules, log=log or _log_path(),
                        archive=None if no_archive else archive or _archive_path(),
