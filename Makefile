@@ -1,6 +1,7 @@
 # make run    compact a sample from end to end: plan, compact, summary, and the original back
 # make test   all tests                make lint    style and types
 # make check  lint and test            make readme  refresh the generated parts of README.md
+# make torture  500 kills, nothing lost   make fuzz    20,000 mutated transcripts
 # make bench  speed and memory against parsing alone (BENCH="--sizes 10 --runs 1" for a quick look)
 # make test-clients  the clients' own readers, and whole clients, on what haocompact writes (installs 2.6 GB)
 # make bench-quality  what summaries keep, ours beside others' (QUALITY="facts --seeds 2" for a quick look)
@@ -22,7 +23,7 @@ MOVED := moved
 endif
 
 .DEFAULT_GOAL := run
-.PHONY: run test test-clients lint check readme bench bench-quality clean moved
+.PHONY: run test test-clients lint check readme bench bench-quality torture fuzz clean moved
 
 run: $(VENV)/installed
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
@@ -55,6 +56,14 @@ lint: $(VENV)/tested
 	@$(BIN)/python -m mypy
 
 check: lint test
+
+# Kill -9 at 500 random points of an in-place batch: nothing is lost. KILLS and SEED may be given.
+torture: $(VENV)/installed
+	@$(BIN)/python tests/torture.py --kills $(or $(KILLS),500) --seed $(or $(SEED),0)
+
+# 20,000 mutated transcripts through every command. FILES and SEED may be given.
+fuzz: $(VENV)/installed
+	@$(BIN)/python tests/fuzz.py --files $(or $(FILES),20000) --seed $(or $(SEED),0)
 
 bench: $(VENV)/installed
 	@$(BIN)/python tests/bench/speed.py $(BENCH)

@@ -6,6 +6,8 @@ It knows lines and bytes, not transcripts. One compaction of one transcript is a
     run n--1 segment 1--1 stream 1--n piece n--1 frame 1--n part
     run 1--1 stream (the rest)
 
+Beside them, in a table of their own, stand answers of summarizers: a run that was interrupted need not ask again.
+
 A stream is a sequence of lines, cut from its start into frames of about 1 MiB, so streams that begin alike
 share their frames; a frame is stored once, under the SHA-256 of its raw bytes. A piece is a frame at its
 place in a stream and knows its line numbers, so reading one line costs one frame. A part fits into one row.
@@ -27,7 +29,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -40,13 +42,13 @@ import zstandard
 
 from haocompact.errors import ArchiveError, DamagedArchive, HaoError, SourceChanged, UnknownHash, WriteError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x48414F43  # "HAOC"
-DEFAULT_LEVEL = 3
+DEFAULT_LEVEL = 6
 FRAME_SIZE = 1 << 20  # raw bytes after which a frame is closed
 LONG_FRAME = 2 * FRAME_SIZE  # raw bytes; only a single line makes a longer frame
 PART_SIZE = 8 << 20  # compressed bytes in one row, far below SQLite's limit of 1 GB
-PAGE_SIZE = 4096
+PAGE_SIZE = 1024  # the end of a row wastes less of it, and rows are few and large
 WINDOW_LOG = 27  # the largest window every zstd reads without being asked
 BUSY_SECONDS = 60.0
 
@@ -70,11 +72,33 @@ CREATE TABLE runs (
     UNIQUE (hash, source, input_sha256, output_sha256));
 CREATE INDEX runs_output ON runs (output_sha256);
 PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION};
 """
 
+# Made when it is first needed, so archives without it stay readable, and those with it by older programs.
+_ANSWERS = """CREATE TABLE IF NOT EXISTS answers (
+    key TEXT PRIMARY KEY, text BLOB NOT NULL, sha256 BLOB NOT NULL, created TEXT NOT NULL)"""
+
+_STEPS = (  # from one schema version to the next; step n makes version n + 1
+    _SCHEMA,
+    """CREATE TABLE seen (
+    path TEXT NOT NULL PRIMARY KEY, stamp TEXT NOT NULL, settings TEXT NOT NULL, outcome TEXT NOT NULL,
+    sha256 TEXT NOT NULL, checked INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE places (hash TEXT NOT NULL, path TEXT NOT NULL, PRIMARY KEY (hash, path)) WITHOUT ROWID""",
+    """CREATE TABLE new_segments (
+    id INTEGER PRIMARY KEY, hash TEXT NOT NULL, stream INTEGER NOT NULL, messages INTEGER NOT NULL,
+    chars INTEGER NOT NULL, format TEXT NOT NULL, created TEXT NOT NULL, source TEXT NOT NULL,
+    message_lines BLOB NOT NULL);
+INSERT INTO new_segments SELECT * FROM segments;
+DROP TABLE segments;
+ALTER TABLE new_segments RENAME TO segments;
+CREATE INDEX segments_hash ON segments (hash);
+ALTER TABLE runs ADD COLUMN segment INTEGER NOT NULL DEFAULT 0;
+UPDATE runs SET segment = (SELECT id FROM segments WHERE segments.hash = runs.hash)""",
+)
+
 _SWEEP = (
-    "DELETE FROM segments WHERE hash NOT IN (SELECT hash FROM runs)",
+    "DELETE FROM segments WHERE id NOT IN (SELECT segment FROM runs)",
+    "DELETE FROM places WHERE hash NOT IN (SELECT hash FROM runs)",
     "DELETE FROM streams WHERE id NOT IN (SELECT stream FROM segments UNION SELECT rest FROM runs)",
     "DELETE FROM pieces WHERE stream NOT IN (SELECT id FROM streams)",
     "DELETE FROM frames WHERE id NOT IN (SELECT frame FROM pieces)",
@@ -140,12 +164,32 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """`raw_bytes`: the originals of all runs together; `stored_bytes`: what the archive occupies."""
+    """`raw_bytes`: the originals of all runs together; `stored_bytes`: what the archive occupies.
+
+    `oldest` and `newest`: when the first and the last run were stored, None in an empty archive.
+    """
 
     segments: int
     runs: int
     raw_bytes: int
     stored_bytes: int
+    oldest: str | None = None
+    newest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A file that needs no second look: in the state `stamp`, under `settings`, it was left as it is.
+
+    `sha256` of its bytes may be empty. `checked`: when it was read, in nanoseconds since the epoch.
+    """
+
+    path: str
+    stamp: str
+    settings: str
+    outcome: str
+    sha256: str
+    checked: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +250,7 @@ class Archive:
         self._db = db
         self._level = level
         self._streams = _Streams(db)
+        self._place = _place(path)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, create: bool = False, level: int = DEFAULT_LEVEL) -> Self:
@@ -242,14 +287,16 @@ class Archive:
         messages: int,
         chars: int,
         message_lines: Sequence[int],
+        place: str = "",
     ) -> Segment:
         """Keep one run: its removed and its other lines, with their terminators, each in the input's order.
 
+        `place` is where its result will be written: a path, or - for a stream.
+
         `removed` is used up before `rest` is begun; no more than a frame is held. `message_lines` are the
         0-based numbers of the removed lines that carry a message. Equal segments and runs are stored once.
-        Returns the stored segment. Raises SourceChanged when the lines do not fit `run`, ArchiveError when
-        another segment has this hash, and DamagedArchive when `run`'s input does not come back; nothing of
-        the run stays then.
+        Returns the stored segment. Raises SourceChanged when the lines do not fit `run`, and DamagedArchive
+        when `run`'s input does not come back; nothing of the run stays then.
         """
         with closing(_Spool(self.path.parent, self._level)) as spool:
             gone = self._compress(removed, spool)
@@ -258,16 +305,35 @@ class Archive:
             size = (gone.sha256, gone.size, gone.lines)
             segment = Segment(run.hash, *size, messages, chars, run.format, run.created, run.source)
             with _plain_errors(self.path):
-                self._keep(run, segment, message_lines, gone, kept)
-        return self.find(run.hash)
+                self._keep(run, segment, message_lines, gone, kept, [place] * bool(place))
+                if _place(self.path) != self._place:
+                    raise ArchiveError("the archive was moved or removed meanwhile; nothing was changed")
+        return self.find(run.hash, run.source)
 
-    def find(self, hash: str) -> Segment:
-        """The segment of this hash. Raises UnknownHash."""
+    def find(self, hash: str, source: str = "") -> Segment:
+        """The segment of this hash. Raises UnknownHash.
+
+        A format that counts a hash of its own may give one to segments of different bytes: that of the
+        transcript at `source` is found then, or else the first.
+        """
         with _plain_errors(self.path):
-            row = self._db.execute(f"{_SEGMENTS} WHERE hash = ?", (hash,)).fetchone()
+            row = self._db.execute(
+                f"{_SEGMENTS} WHERE segments.id = ?", (self._number(hash, source),)
+            ).fetchone()
+        return Segment(*row)
+
+    def _number(self, hash: str, source: str = "", sha256: str | None = None) -> int:
+        """The row of a segment: with this hash, then of this source, or these bytes. Raises UnknownHash."""
+        query = """SELECT segments.id FROM segments JOIN streams ON streams.id = segments.stream
+            WHERE hash = :hash AND (:sha256 IS NULL OR sha256 = :sha256)
+            ORDER BY segments.id IN (SELECT segment FROM runs WHERE hash = :hash AND source = CAST(:source AS TEXT))
+            DESC, segments.id"""
+        with _plain_errors(self.path):
+            found = {"hash": hash, "sha256": sha256, "source": _text(source)}
+            row = self._db.execute(query, found).fetchone()
             if row is None:
                 raise UnknownHash(f"not found: the archive has no segment {hash}")
-        return Segment(*row)
+        return int(row[0])
 
     def segments(self) -> Iterator[Segment]:
         """All segments, in the order they were stored."""
@@ -285,17 +351,17 @@ class Archive:
             rows = self._db.execute(query, tuple(given.values())).fetchall()
             return [Run(*(*row[:-1], _unpack(row[-1]))) for row in rows]
 
-    def message_lines(self, hash: str) -> Sequence[int]:
+    def message_lines(self, hash: str, source: str = "") -> Sequence[int]:
         """The 0-based numbers of the segment's lines that carry a message, in conversation order."""
         with _plain_errors(self.path):
-            return _unpack(self._of_segment(hash, "message_lines"))
+            return _unpack(self._of_segment(self._number(hash, source), "message_lines"))
 
-    def lines(self, hash: str, numbers: Iterable[int]) -> Iterator[bytes]:
+    def lines(self, hash: str, numbers: Iterable[int], source: str = "") -> Iterator[bytes]:
         """The segment's lines with these 0-based numbers, as asked; reads only the frames they are in.
 
         Only the last frame is held, so ask in ascending order. Raises IndexError past the end.
         """
-        stream = self._of_segment(hash, "stream")
+        stream = self._of_segment(self._number(hash, source), "stream")
         first, held = 0, list[bytes]()
         for number in numbers:
             if not first <= number < first + len(held):
@@ -304,11 +370,11 @@ class Archive:
                     first, held = piece.first, piece.read_lines()
             yield held[number - first]
 
-    def raw(self, hash: str) -> Iterator[bytes]:
+    def raw(self, hash: str, source: str = "") -> Iterator[bytes]:
         """All lines of the segment. Raises DamagedArchive after the last one when the SHA-256 differs."""
-        segment, seen = self.find(hash), sha256()
+        segment, seen = self.find(hash, source), sha256()
         with _plain_errors(self.path):
-            for piece in self._streams.pieces(self._of_segment(hash, "stream")):
+            for piece in self._streams.pieces(self._of_segment(self._number(hash, source), "stream")):
                 for line in piece.read_lines():
                     seen.update(line)
                     yield line
@@ -339,28 +405,85 @@ class Archive:
             for run in self.runs():
                 yield from (Damage(run.hash, what) for what in self._run_damage(run))
 
+    def answer(self, key: str) -> str | None:
+        """The text kept under `key`; None when there is none, or when it is damaged: it can be asked for again."""
+        with _plain_errors(self.path):
+            if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'answers'").fetchone():
+                return None
+            row = self._db.execute("SELECT text, sha256 FROM answers WHERE key = ?", (key,)).fetchone()
+            if row is None or sha256(row[0]).digest() != row[1]:
+                return None
+            return bytes(row[0]).decode()
+
+    def keep_answer(self, key: str, text: str, created: str) -> None:
+        """Keep `text` under `key`, in place of what stood there. `created`: ISO 8601 in UTC."""
+        data = text.encode("utf-8", "replace")
+        with _plain_errors(self.path), self._transaction():
+            self._db.execute(_ANSWERS)
+            values = (key, data, sha256(data).digest(), created)
+            self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", values)
+
     def stats(self) -> Stats:
         """How much is stored, and in how many bytes."""
         query = "SELECT (SELECT count(*) FROM segments), count(*), coalesce(sum(input_size), 0) FROM runs"
+        times = "SELECT min(created), max(created) FROM runs"
         pages = "SELECT (page_count - freelist_count) * page_size FROM " + ", ".join(
             f"pragma_{name}" for name in ("page_count", "freelist_count", "page_size")
         )
         with _plain_errors(self.path):
-            return Stats(*self._db.execute(query).fetchone(), *self._db.execute(pages).fetchone())
+            found = (row for text in (query, pages, times) for row in self._db.execute(text).fetchone())
+            return Stats(*found)
 
     def prune(self, keep: Callable[[Run], bool]) -> list[Segment]:
         """Remove the runs that `keep` refuses, then what no run refers to. Returns the segments that went.
 
-        A run is stored before its transcript is rewritten, so `keep` must not refuse young ones.
+        `keep` is asked while the archive is locked, so nobody stores meanwhile. A run is stored before its
+        transcript is rewritten, so `keep` must not refuse young ones.
         """
-        refused = [run for run in self.runs() if not keep(run)]
         with _plain_errors(self.path):
             with self._transaction():
                 before = list(self.segments())
-                self._forget(refused)
-                left = {segment.hash for segment in self.segments()}
+                self._forget([run for run in self.runs() if not keep(run)])
+                left = set(self.segments())
             self._db.executescript("PRAGMA incremental_vacuum")
-        return [segment for segment in before if segment.hash not in left]
+        return [segment for segment in before if segment not in left]
+
+    def places(self, hash: str) -> list[str]:
+        """Where the results of this segment's runs were written: paths, or - for a stream."""
+        with _plain_errors(self.path):
+            rows = self._db.execute("SELECT path FROM places WHERE hash = ?", (hash,)).fetchall()
+        return [row[0] for row in rows]
+
+    def seen(self, path: str) -> Seen | None:
+        """What is remembered of a file, if anything."""
+        with _plain_errors(self.path):
+            row = self._db.execute(
+                "SELECT * FROM seen WHERE path = CAST(? AS TEXT)", (_text(path),)
+            ).fetchone()
+        return None if row is None else Seen(*row)
+
+    def remember(self, files: Iterable[Seen]) -> None:
+        """Note files that need no second look, in one transaction."""
+        rows = [(_text(f.path), f.stamp, f.settings, f.outcome, f.sha256, f.checked) for f in files]
+        with _plain_errors(self.path), self._transaction():
+            self._db.executemany("INSERT OR REPLACE INTO seen VALUES (CAST(? AS TEXT), ?, ?, ?, ?, ?)", rows)
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Remember these files no longer."""
+        with _plain_errors(self.path), self._transaction():
+            self._db.executemany(
+                "DELETE FROM seen WHERE path = CAST(? AS TEXT)", [(_text(p),) for p in paths]
+            )
+
+    def take_in(self, other: Path) -> int:
+        """`merge` another archive, then delete its file: whoever is still storing there is told so."""
+        with _plain_errors(other), Archive.open(other, create=True) as source:
+            source._db.execute("BEGIN IMMEDIATE")  # from here on nobody stores there
+            taken = self.merge(other)
+            for name in (other, *(other.with_name(other.name + end) for end in ("-wal", "-shm"))):
+                name.unlink(missing_ok=True)
+            source._db.execute("ROLLBACK")
+        return taken
 
     def merge(self, other: str | os.PathLike[str]) -> int:
         """Take over the runs of another archive file, each in its own transaction. Returns how many were new.
@@ -381,7 +504,10 @@ class Archive:
 
     def _take(self, run: Run, source: Archive) -> bool:
         gone, kept = (source._streams.get(number) for number in source._streams_of(run))
-        return self._keep(run, source.find(run.hash), source.message_lines(run.hash), gone, kept)
+        number = source._segment_of(run)
+        segment = Segment(*source._db.execute(f"{_SEGMENTS} WHERE segments.id = ?", (number,)).fetchone())
+        numbers = _unpack(source._of_segment(number, "message_lines"))
+        return self._keep(run, segment, numbers, gone, kept, source.places(run.hash))
 
     def _compress(self, lines: Iterable[bytes], spool: _Spool) -> _Stream:
         """Read a stream to its end; frames the archive does not hold yet go into the spool."""
@@ -398,12 +524,19 @@ class Archive:
         return _Stream(whole.hexdigest(), size, number, pieces)
 
     def _keep(
-        self, run: Run, segment: Segment, message_lines: Sequence[int], gone: _Stream, kept: _Stream
+        self,
+        run: Run,
+        segment: Segment,
+        message_lines: Sequence[int],
+        gone: _Stream,
+        kept: _Stream,
+        places: Iterable[str],
     ) -> bool:
         """Write a run in one transaction and read it back. Returns whether it is new."""
         with self._transaction():
-            self._insert_segment(segment, message_lines, gone)
-            new = self._insert_run(run, kept)
+            new = self._insert_run(run, kept, self._insert_segment(segment, message_lines, gone))
+            rows = [(run.hash, _text(place)) for place in places]
+            self._db.executemany("INSERT OR IGNORE INTO places VALUES (?, CAST(? AS TEXT))", rows)
         try:
             self._read_back(run, segment)
         except Exception:
@@ -413,32 +546,29 @@ class Archive:
             raise
         return new
 
-    def _insert_segment(self, segment: Segment, message_lines: Sequence[int], stream: _Stream) -> None:
+    def _insert_segment(self, segment: Segment, message_lines: Sequence[int], stream: _Stream) -> int:
+        """The row of a segment; equal ones share it."""
         try:
-            there = self.find(segment.hash)
+            return self._number(segment.hash, sha256=segment.sha256)
         except UnknownHash:
-            values = (segment.messages, segment.chars, segment.format, segment.created, _text(segment.source))
-            self._db.execute(
-                """INSERT INTO segments
-                (hash, stream, messages, chars, format, created, source, message_lines)
-                VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?)""",
-                (segment.hash, self._streams.add(stream), *values, _pack(message_lines)),
-            )
-            return
-        if (there.sha256, there.lines) != (segment.sha256, segment.lines):
-            raise ArchiveError(
-                f"{segment.hash} already stands for another segment, removed from {there.source}"
-            )
+            pass
+        values = (segment.messages, segment.chars, segment.format, segment.created, _text(segment.source))
+        return self._db.execute(
+            """INSERT INTO segments
+            (hash, stream, messages, chars, format, created, source, message_lines)
+            VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?)""",
+            (segment.hash, self._streams.add(stream), *values, _pack(message_lines)),
+        ).lastrowid or 0  # fmt: skip
 
-    def _insert_run(self, run: Run, rest: _Stream) -> bool:
+    def _insert_run(self, run: Run, rest: _Stream, segment: int) -> bool:
         if self._db.execute(f"SELECT 1 FROM runs WHERE {_THIS_RUN}", _run_key(run)).fetchone():
             return False
         sizes = (run.input_sha256, run.input_size, run.output_sha256, run.output_size)
         values = (run.hash, _text(run.source), run.format, run.created, *sizes)
         self._db.execute(
-            f"""INSERT INTO runs ({_RUN_COLUMNS}, recipe, rest)
-            VALUES (?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?)""",
-            (*values, _pack(run.recipe), self._streams.add(rest)),
+            f"""INSERT INTO runs ({_RUN_COLUMNS}, recipe, rest, segment)
+            VALUES (?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+            (*values, _pack(run.recipe), self._streams.add(rest), segment),
         )
         return True
 
@@ -467,25 +597,28 @@ class Archive:
 
     def _streams_of(self, run: Run) -> tuple[int, int]:
         """The stream of the run's segment and the stream of its rest."""
-        row = self._db.execute(
-            f"SELECT stream, rest FROM (SELECT * FROM runs WHERE {_THIS_RUN}) JOIN segments USING (hash)",
-            _run_key(run),
-        ).fetchone()
+        rest = self._db.execute(f"SELECT rest FROM runs WHERE {_THIS_RUN}", _run_key(run)).fetchone()
+        return self._of_segment(self._segment_of(run), "stream"), rest[0]
+
+    def _segment_of(self, run: Run) -> int:
+        """The row of the run's segment. Raises UnknownHash where there is no such run."""
+        row = self._db.execute(f"SELECT segment FROM runs WHERE {_THIS_RUN}", _run_key(run)).fetchone()
         if row is None:
             raise UnknownHash(f"the archive has no run of {run.source} under {run.hash}")
-        return row[0], row[1]
+        return int(row[0])
 
-    def _of_segment(self, hash: str, column: str) -> Any:
+    def _of_segment(self, number: int, column: str) -> Any:
         with _plain_errors(self.path):
-            row = self._db.execute(f"SELECT {column} FROM segments WHERE hash = ?", (hash,)).fetchone()
+            row = self._db.execute(f"SELECT {column} FROM segments WHERE id = ?", (number,)).fetchone()
             if row is None:
-                raise UnknownHash(f"not found: the archive has no segment {hash}")
+                raise DamagedArchive(f"segment {number} is missing")
         return row[0]
 
     def _segment_damage(self, segment: Segment) -> Iterator[str]:
         """What is wrong with a segment, frame by frame."""
         whole, lines, placed, readable = sha256(), 0, True, True
-        for piece in self._streams.pieces(self._of_segment(segment.hash, "stream")):
+        number = self._number(segment.hash, sha256=segment.sha256)
+        for piece in self._streams.pieces(self._of_segment(number, "stream")):
             placed = placed and piece.first == lines
             lines += piece.lines
             try:
@@ -498,7 +631,8 @@ class Archive:
         if readable and not (placed and same):
             yield f"the segment removed from {segment.source} does not match its SHA-256"
         try:
-            self.message_lines(segment.hash)
+            with _plain_errors(self.path):
+                _unpack(self._of_segment(number, "message_lines"))
         except DamagedArchive as error:
             yield f"the message numbers of the segment removed from {segment.source}: {error.args[0]}"
 
@@ -519,6 +653,76 @@ class Archive:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+
+class Archives:
+    """Several archives read as one; a context manager. The first that has a segment gives it."""
+
+    def __init__(self, archives: Sequence[Archive]) -> None:
+        self._archives = archives
+
+    @classmethod
+    def open(cls, paths: Iterable[Path]) -> Self:
+        """Open archives; a folder stands for the *.db files in it. Raises ArchiveError when there is none."""
+        with ExitStack() as stack:
+            opened = [stack.enter_context(Archive.open(file)) for path in paths for file in _files_of(path)]
+            stack.pop_all()
+        return cls(opened)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for archive in self._archives:
+            archive.close()
+
+    @property
+    def paths(self) -> list[Path]:
+        return [archive.path for archive in self._archives]
+
+    def __iter__(self) -> Iterator[Archive]:
+        return iter(self._archives)
+
+    def holding(self, hash: str) -> Archive:
+        """The archive that has this segment. Raises UnknownHash."""
+        for archive in self._archives:
+            with suppress(UnknownHash):
+                archive.find(hash)
+                return archive
+        names = ", ".join(str(path) for path in self.paths)
+        raise UnknownHash(f"not found: there is no segment {hash} in it", path=names)
+
+    def segments(self) -> Iterator[Segment]:
+        """The segments of all archives; an equal one comes once."""
+        known = set[str]()
+        for archive in self._archives:
+            for segment in archive.segments():
+                if segment.hash not in known:
+                    known.add(segment.hash)
+                    yield segment
+
+    def runs(self, hash: str | None = None, *, output_sha256: str | None = None) -> list[Run]:
+        """As `Archive.runs`, over all archives."""
+        found = [run for a in self._archives for run in a.runs(hash, output_sha256=output_sha256)]
+        return sorted(dict.fromkeys(found), key=lambda run: run.created, reverse=True)
+
+    def restore(self, run: Run) -> Iterator[bytes]:
+        """As `Archive.restore`, from the archive that has the run."""
+        owner = next((a for a in self._archives if run in a.runs(run.hash)), None)
+        if owner is None:
+            raise UnknownHash(f"the archive has no run of {run.source} under {run.hash}")
+        return owner.restore(run)
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob("*.db"))
+    if not found:
+        raise ArchiveError("there is no archive (*.db) in this folder", path=str(path))
+    return found
 
 
 class _Streams:
@@ -724,8 +928,17 @@ def _create_file(path: Path) -> None:
         _sync_directory(directory)
 
 
+def _place(path: Path) -> tuple[int, int] | None:
+    """Which file stands at a path now."""
+    try:
+        info = path.stat()
+    except FileNotFoundError:
+        return None
+    return info.st_dev, info.st_ino
+
+
 def _sync_directory(directory: Path) -> None:
-    if os.name == "nt":
+    if os.name == "nt" or not os.access(directory, os.R_OK):
         return
     handle = os.open(directory, os.O_RDONLY)
     try:
@@ -743,7 +956,7 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
     try:
         db.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
         db.execute("PRAGMA synchronous=FULL")
-        if create and not fixed:
+        if not fixed and (create or 0 < _version(db) < SCHEMA_VERSION):
             _create_schema(db)
         _check_schema(db)
         if create and not fixed:
@@ -755,17 +968,28 @@ def _connect(path: Path, create: bool) -> sqlite3.Connection:
 
 
 def _create_schema(db: sqlite3.Connection) -> None:
-    """Make the tables, unless the file has some or another process is faster."""
-    blank = "SELECT count(*) = 0 FROM sqlite_master"
-    if not db.execute(blank).fetchone()[0]:
-        return
-    db.execute(f"PRAGMA page_size={PAGE_SIZE}")
-    db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+    """Make the tables that are missing, unless another process is faster. A newer schema is left alone."""
+    if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        if not 0 < _version(db) < SCHEMA_VERSION or _application(db) != APPLICATION_ID:
+            return
+    else:
+        db.execute(f"PRAGMA page_size={PAGE_SIZE}")
+        db.execute("PRAGMA auto_vacuum=INCREMENTAL")
     db.execute("BEGIN IMMEDIATE")
-    if db.execute(blank).fetchone()[0]:
-        for statement in _SCHEMA.split(";"):
+    for step in _STEPS[_version(db) :]:
+        for statement in step.split(";"):
             db.execute(statement)
+    db.execute(f"PRAGMA user_version = {max(SCHEMA_VERSION, _version(db))}")
     db.execute("COMMIT")
+    db.execute("PRAGMA incremental_vacuum").fetchall()
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _application(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA application_id").fetchone()[0])
 
 
 def _switch_to_wal(db: sqlite3.Connection) -> None:
@@ -783,10 +1007,11 @@ def _switch_to_wal(db: sqlite3.Connection) -> None:
 
 def _check_schema(db: sqlite3.Connection) -> None:
     """Raise unless this is an archive of a version this program reads."""
-    application = db.execute("PRAGMA application_id").fetchone()[0]
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if application != APPLICATION_ID:
+    version = _version(db)
+    if _application(db) != APPLICATION_ID:
         raise DamagedArchive("the file is not an archive of haocompact")
+    if version < SCHEMA_VERSION:
+        raise ArchiveError(f"the archive has schema {version}; open it once where it can be written")
     if version > SCHEMA_VERSION:
         raise ArchiveError(
             f"the archive has schema {version}, this program reads up to {SCHEMA_VERSION}; update haocompact"

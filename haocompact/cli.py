@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
 from haocompact import __version__
-from haocompact.errors import HaoError, NothingToCompact, TranscriptError, UsageError
+from haocompact.errors import DamagedArchive, HaoError, NothingToCompact, TranscriptError, UsageError
 
 if TYPE_CHECKING:
+    from haocompact.batch import Choice
     from haocompact.compaction import CompactionSettings, Estimator
     from haocompact.files import Source
     from haocompact.pipeline import Done, Planned, Request
@@ -52,8 +54,13 @@ class Strategy(StrEnum):
     segment = "segment"
 
 
+class Target(StrEnum):
+    openai = "openai"
+
+
 class SummarizerName(StrEnum):
     extract = "extract"
+    openai = "openai"
     command = "command"
     excerpt = "excerpt"
 
@@ -108,6 +115,15 @@ ArchiveOption = Annotated[
         show_default="user data folder",
     ),
 ]
+Archives = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--archive",
+        envvar="HAOCOMPACT_ARCHIVE",
+        help="An archive, or a folder of them (*.db); several are read as one.",
+        show_default="user data folder",
+    ),
+]
 LogOption = Annotated[
     Path | None,
     typer.Option(
@@ -120,6 +136,21 @@ LogOption = Annotated[
 LangOption = Annotated[
     Lang, typer.Option("--lang", envvar="HAOCOMPACT_LANG", help="Language of haocompact's own sentences.")
 ]
+
+
+def _seconds(text: str) -> float:
+    """90, 90s, 15m, 12h, 30d or 4w, in seconds."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e12:
+        raise typer.BadParameter(f"{text!r} is no duration (90s, 15m, 12h, 30d, 4w)")
+    return seconds
+
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and warnings on stderr.")]
 
 
@@ -186,6 +217,7 @@ def plan(
 
 @app.command()
 def compact(
+    context: typer.Context,
     paths: Paths = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)
@@ -201,6 +233,10 @@ def compact(
         bool,
         typer.Option("--append", help="Keep all old bytes and add the client's own compaction record."),
     ] = False,
+    to: Annotated[
+        Target | None,
+        typer.Option("--to", help="Write another format than the transcript's own.", show_default=False),
+    ] = None,
     keep_recent: KeepRecent = 20000,
     reserve: Reserve = 16384,
     window: Window = 200_000,
@@ -227,20 +263,105 @@ def compact(
     ] = None,
     summarizer: Annotated[
         SummarizerName | None,
-        typer.Option(help="extract (the default: offline), command, or excerpt.", show_default=False),
+        typer.Option(
+            envvar="HAOCOMPACT_SUMMARIZER",
+            help="extract (the default: offline), openai, command, or "
+            "excerpt. --model and --command name theirs themselves.",
+            show_default=False,
+        ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HAOCOMPACT_MODEL", help="The model that writes the summary.", show_default=False
+        ),
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HAOCOMPACT_BASE_URL",
+            help="An OpenAI-compatible server, e.g. http://localhost:8080/v1.",
+            show_default="OPENAI_BASE_URL, else OpenAI's",
+        ),
+    ] = None,
+    api_key_env: Annotated[
+        str, typer.Option(envvar="HAOCOMPACT_API_KEY_ENV", help="The environment variable that has the key.")
+    ] = "OPENAI_API_KEY",
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=2, envvar="HAOCOMPACT_TEMPERATURE", help="Of the model.", show_default="the server's"
+        ),
+    ] = None,
+    retries: Annotated[
+        int,
+        typer.Option(
+            min=0, envvar="HAOCOMPACT_RETRIES", help="Of a request that the server could not serve."
+        ),
+    ] = 3,
+    concurrency: Annotated[
+        int, typer.Option(min=1, envvar="HAOCOMPACT_CONCURRENCY", help="Requests to the server at once.")
+    ] = 4,
     command: Annotated[
         str | None,
         typer.Option(
             help="A program that gets the prompt on stdin and prints the summary.", show_default=False
         ),
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that --command may take.")] = 600.0,
+    shell: Annotated[bool, typer.Option("--shell", help="Run --command in a shell.")] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.1, envvar="HAOCOMPACT_TIMEOUT", help="Seconds that a request or the command may take."
+        ),
+    ] = 600.0,
+    summarizer_window: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="HAOCOMPACT_SUMMARIZER_WINDOW",
+            help="Context window of the summarizing model, in tokens; what is longer goes in chunks. "
+            "0: not known.",
+        ),
+    ] = 0,
     summarizer_max_tokens: Annotated[
-        int, typer.Option(min=0, help="Output limit of the summarizing model; 0 is none.")
+        int,
+        typer.Option(
+            min=0,
+            envvar="HAOCOMPACT_SUMMARIZER_MAX_TOKENS",
+            help="Output limit of the summarizing model; 0 is none.",
+        ),
     ] = 0,
     instructions: Annotated[
-        str | None, typer.Option(help="What the summary should focus on (--command).", show_default=False)
+        str | None,
+        typer.Option(help="What the summary should focus on (openai, command).", show_default=False),
+    ] = None,
+    redact: Annotated[
+        bool | None,
+        typer.Option(
+            "--redact/--no-redact",
+            envvar="HAOCOMPACT_REDACT",
+            help="Mask secrets in what is sent.",
+            show_default="on for openai",
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Ask again, even what the archive has an answer to.")
+    ] = False,
+    price_in: Annotated[
+        float | None,
+        typer.Option(
+            min=0, envvar="HAOCOMPACT_PRICE_IN", help="Price of a million tokens sent.", show_default=False
+        ),
+    ] = None,
+    price_out: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            envvar="HAOCOMPACT_PRICE_OUT",
+            help="Price of a million tokens received.",
+            show_default=False,
+        ),
     ] = None,
     summary_chars: Annotated[
         int | None,
@@ -269,14 +390,46 @@ def compact(
     ] = False,
     log: LogOption = None,
     lang: LangOption = Lang.en,
+    level: Annotated[int, typer.Option(min=1, max=22, help="zstd level of what the archive takes.")] = 6,
     jobs: Annotated[int, typer.Option(min=1, help="Processes for --in-place on many files.")] = 1,
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="With --in-place: a Dask scheduler to run on.", show_default=False
+        ),
+    ] = None,
     min_age: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Leave files alone that changed in the last SECONDS.", show_default="120 in folders"
+            parser=_seconds,
+            metavar="DURATION",
+            help="Leave files alone that changed this lately (90s, 15m, 12h).",
+            show_default="2m in folders",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything but write.")] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            parser=_seconds,
+            metavar="DURATION",
+            help="With --in-place: only files that were last changed so long ago (30d, 4w).",
+            show_default=False,
+        ),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="In folders: only files of this name or path.", show_default=False),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="In folders: no file of this name or path.", show_default=False),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Do everything but write; a model or program is not asked.")
+    ] = False,
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="As --dry-run, and print the prompts in full.")
+    ] = False,
     as_json: AsJson = False,
     check: Check = False,
     quiet: Quiet = False,
@@ -285,25 +438,35 @@ def compact(
 
     \b
     haocompact compact session.jsonl -o small.jsonl
-    haocompact compact --in-place ~/sessions --jobs 4
+    haocompact compact --in-place ~/sessions --jobs 4 --older-than 30d
     """
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
-    chosen = _summarizer(
-        summarizer, command, timeout, summarizer_max_tokens, instructions, lang, summary_chars
-    )
+    where_to = None if no_archive else archive or _archive_path()
+    asked = _Asked(summarizer, model, base_url, api_key_env, temperature, retries, concurrency, command, shell, timeout,
+                   summarizer_window, summarizer_max_tokens, instructions, redact, fresh, lang.value, where_to,
+                   _typed(context), quiet, summary_chars)  # fmt: skip
+    chosen = _summarizer(asked)
+    dry_run = dry_run or show_prompt
     request = _request(settings, format, leaf, branch=branch, summarizer=chosen, lang=lang.value,
-                       on_failure=on_failure.value, keep_rules=keep_rules, log=log or _log_path(),
-                       archive=None if no_archive else archive or _archive_path(),
+                       on_failure=on_failure.value, keep_rules=keep_rules, archive=where_to, log=log or _log_path(),
+                       prices=_prices(price_in, price_out),
                        if_needed=if_needed, cooldown=cooldown, lines=_line_range(range_, strategy),
-                       allow_growth=allow_growth, append=append)  # fmt: skip
+                       allow_growth=allow_growth, append=append, level=level, to=to or "")  # fmt: skip
+    if to and (in_place or append):
+        raise UsageError("--to writes another file beside the transcript: it does not go with "
+                         f"{'--in-place' if in_place else '--append'}")  # fmt: skip
     where = _one_target(output, output_dir, in_place, dry_run)
     if where == "stdout" and as_json and not dry_run:
         raise UsageError(
             "--json goes with -o, --output-dir, --in-place or --dry-run: stdout carries the transcript"
         )
-    done = (_in_place(paths, request, jobs, min_age) if where == "in place"
-            else _to_targets(paths, request, where, output, output_dir, dry_run))  # fmt: skip
-    _finish(_told(done, as_json, quiet, where), check)
+    if in_place:
+        from haocompact.batch import Choice
+
+        choice = Choice(min_age, older_than or 0, tuple(include or ()), tuple(exclude or ()))
+        return _in_place(paths, request, choice, jobs, dask, as_json, quiet, check, dry_run, show_prompt)
+    done = _to_targets(paths, request, where, output, output_dir, dry_run)
+    _finish(list(_told(done, as_json, quiet, show_prompt)), check)
 
 
 @app.command()
@@ -383,11 +546,30 @@ def retrieve(
         bool, typer.Option("--summary", help="The summary that stands in the transcript.")
     ] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Re-hash everything in the archive.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="What the archive holds, and its size.")] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", help="Write every original into this folder.", show_default=False),
+    ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="List what no transcript refers to any more; --yes removes it."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --prune: remove what is listed.")] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(
+            parser=_seconds,
+            metavar="DURATION",
+            help="With --prune: leave what was archived later than this.",
+            show_default="1d",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file.", show_default=False)
     ] = None,
     format: FormatOption = None,
-    archive: ArchiveOption = None,
+    archive: Archives = None,
     lang: LangOption = Lang.en,
     as_json: AsJson = False,
 ) -> None:
@@ -399,9 +581,20 @@ def retrieve(
     """
     from haocompact import files, pipeline, show
 
-    request = _request(_settings(), format, None, archive=archive or _archive_path(), lang=lang.value)
+    request = _request(
+        _settings(), format, None, archives=tuple(archive or [_archive_path()]), lang=lang.value
+    )
     if verify:
         return _verify(request, as_json)
+    if stats:
+        return _stats(request, as_json)
+    if export is not None:
+        return _export(request, export, as_json)
+    if prune or yes:
+        if not prune:
+            raise UsageError("--yes goes with --prune")
+        folders = [] if path == "-" else [path]
+        return _prune(request, folders, 86400 if older_than is None else older_than, yes, as_json)
     if hash is None and _looks_like_hash(path):
         path, hash = "", path
     if hash is not None:
@@ -470,21 +663,111 @@ def _request(settings: CompactionSettings, format: str | None, leaf: str | None,
     return Request(settings=settings, format=format, leaf=leaf, **more)
 
 
-def _summarizer(name: SummarizerName | None, command: str | None, timeout: float, max_tokens: int, focus: str | None,
-                lang: Lang, max_chars: int | None = None) -> Summarizer:  # fmt: skip
-    from haocompact.summarize import Command, Excerpt, Extract, Prompted
+class _Asked(NamedTuple):
+    """The options of the summarizers; `typed` are those that stand on the command line itself."""
 
-    if max_chars is not None and (command is not None or name not in (None, SummarizerName.extract)):
+    name: SummarizerName | None
+    model: str | None
+    base_url: str | None
+    key_variable: str
+    temperature: float | None
+    retries: int
+    concurrency: int
+    command: str | None
+    shell: bool
+    timeout: float
+    window: int
+    max_tokens: int
+    focus: str | None
+    redact: bool | None
+    fresh: bool
+    lang: str
+    archive: Path | None
+    typed: frozenset[str]
+    quiet: bool
+    summary_chars: int | None
+
+
+def _typed(context: typer.Context) -> frozenset[str]:
+    """Options that were given on the command line, not by the environment or the settings file."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(
+        name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"
+    )
+
+
+def _summarizer(asked: _Asked) -> Summarizer:
+    from haocompact.summarize import Excerpt, Extract
+
+    chosen = _chosen(asked)
+    if asked.summary_chars is not None and chosen is not SummarizerName.extract:
         raise UsageError("--summary-chars goes with the offline summarizer")
+    match chosen:
+        case SummarizerName.openai:
+            return _of_model(asked)
+        case SummarizerName.command:
+            return _of_command(asked)
+        case SummarizerName.excerpt:
+            return Excerpt(asked.lang)
+        case _:
+            return Extract(asked.summary_chars)
 
-    if command is not None and name not in (None, SummarizerName.command):
-        raise UsageError(f"--command and --summarizer {name.value}: only one summarizer can be named",
-                         code="COMPACTION_SUMMARIZER_TAKEN")  # fmt: skip
-    if name is SummarizerName.command and command is None:
+
+def _chosen(asked: _Asked) -> SummarizerName:
+    """The one summarizer that is named. A model in the environment or the settings file sends nothing by itself."""
+    kinds = {
+        "command": SummarizerName.command,
+        "model": SummarizerName.openai,
+        "base_url": SummarizerName.openai,
+    }
+    named = {f"--{option.replace('_', '-')}": kind for option, kind in kinds.items() if option in asked.typed}
+    if asked.name is not None and "summarizer" in asked.typed:
+        named[f"--summarizer {asked.name.value}"] = asked.name
+    if len(set(named.values())) > 1:
+        raise UsageError(
+            f"{' and '.join(named)}: only one summarizer can be named", code="COMPACTION_SUMMARIZER_TAKEN"
+        )
+    set_up = asked.name or (SummarizerName.command if asked.command is not None else SummarizerName.extract)
+    return next(iter(named.values()), set_up)
+
+
+def _of_model(asked: _Asked) -> Summarizer:
+    from haocompact.model import OpenAI
+    from haocompact.summarize import Prompted
+
+    if not asked.model:
+        raise UsageError("--summarizer openai needs --model")
+    keyless = asked.base_url or os.environ.get("OPENAI_BASE_URL")
+    if not os.environ.get(asked.key_variable, "").strip() and (not keyless or "api_key_env" in asked.typed):
+        raise UsageError(f"no key: {asked.key_variable} is not set (--api-key-env names another variable)")
+    model = OpenAI(asked.model, asked.base_url, asked.key_variable, asked.temperature, asked.timeout, asked.retries,
+                   asked.concurrency)  # fmt: skip
+    return Prompted("openai", model, redact=asked.redact is not False, side_by_side=True,
+                    asked=model.place,
+                    **_prompting(asked, model.identity))  # fmt: skip
+
+
+def _of_command(asked: _Asked) -> Summarizer:
+    from haocompact.redact import mask_error
+    from haocompact.summarize import Command, Prompted
+
+    if asked.command is None:
         raise UsageError("--summarizer command needs --command")
-    if command is not None:
-        return Prompted("command", Command(command, timeout), max_tokens, focus, lang.value)
-    return Excerpt(lang.value) if name is SummarizerName.excerpt else Extract(max_chars)
+    command = Command(asked.command, asked.timeout, asked.shell)
+    return Prompted("command", command, redact=bool(asked.redact), asked=mask_error(asked.command),
+                    **_prompting(asked, f"command {asked.shell} {asked.command}"))  # fmt: skip
+
+
+def _prompting(asked: _Asked, identity: str) -> dict[str, Any]:
+    from haocompact.chunks import Answers
+
+    return {"model_max_tokens": asked.max_tokens, "focus": asked.focus, "lang": asked.lang, "window": asked.window,
+            "answers": Answers(asked.archive, identity, asked.fresh) if asked.archive else None,
+            "progress": _note if sys.stderr.isatty() and not asked.quiet else None}  # fmt: skip
+
+
+def _prices(sent: float | None, received: float | None) -> tuple[float, float] | None:
+    return None if sent is None and received is None else (sent or 0.0, received or 0.0)
 
 
 def _data_folder(kind: str) -> Path:
@@ -529,13 +812,19 @@ def _settings_file(context: typer.Context) -> dict[str, Any]:
     for key in table:
         if key not in known:
             raise UsageError(f"{path}: unknown key {key!r}{_nearest(key, known)}")
-        if isinstance(table[key], (list, dict)):
+        if isinstance(table[key], dict) or (isinstance(table[key], list) and f"--{key}" not in REPEATED):
             raise UsageError(f"{path}: Invalid value for '--{key}': {table[key]!r}")
-    return {name: {names[k]: v for k, v in table.items() if k in names} for name, names in commands.items()}
+    return {name: {names[k].name: _listed(v, names[k]) for k, v in table.items() if k in names}
+            for name, names in commands.items()}  # fmt: skip
 
 
-def _option_names(command: Any) -> dict[str, str]:
-    return {opt[2:]: p.name for p in command.params for opt in p.opts if opt.startswith("--")}
+def _listed(value: Any, option: Any) -> Any:
+    """A single value of an option that may be repeated is a list of one."""
+    return [value] if option.multiple and not isinstance(value, list) else value
+
+
+def _option_names(command: Any) -> dict[str, Any]:
+    return {opt[2:]: p for p in command.params for opt in p.opts if opt.startswith("--")}
 
 
 def _nearest(key: str, known: list[str]) -> str:
@@ -613,7 +902,7 @@ def _to_targets(paths: list[str] | None, request: Request, where: str, output: P
     if output is not None and any(_same_file(output, name) for name in names):
         raise UsageError("-o names the transcript itself: use --in-place")
     if folder is not None:
-        _one_name_each(names, folder)
+        _one_name_each(names, folder, request.to)
         folder.mkdir(parents=True, exist_ok=True)
     for path in names:
         try:
@@ -628,11 +917,13 @@ def _same_file(a: Path, b: str) -> bool:
     return a.exists() and os.path.exists(b) and os.path.samefile(a, b)
 
 
-def _one_name_each(names: list[str], folder: Path) -> None:
+def _one_name_each(names: list[str], folder: Path, to: str) -> None:
     """Refuse to write one result over another, or over a transcript."""
+    from haocompact.pipeline import output_name
+
     given: dict[Path, str] = {}
     for name in names:
-        target = folder / Path(name).name
+        target = folder / output_name(name, to)
         if target in given:
             raise UsageError(f"{given[target]} and {name} would both become {target}")
         given[target] = name
@@ -640,50 +931,98 @@ def _one_name_each(names: list[str], folder: Path) -> None:
             raise UsageError(f"--output-dir is the folder of {name} itself: use --in-place")
 
 
-def _in_place(paths: list[str] | None, request: Request, jobs: int, min_age: float | None) -> Iterator[Done]:
-    from concurrent.futures import ProcessPoolExecutor
+def _in_place(paths: list[str] | None, request: Request, choice: Choice, jobs: int, dask: str | None,
+              as_json: bool, quiet: bool, check: bool, dry_run: bool, prompts: bool) -> None:  # fmt: skip
+    """One file that is named is reported as such; several, or a folder, are a batch with a table and totals."""
+    from contextlib import ExitStack
 
-    from haocompact import pipeline
+    from haocompact import batch, show
 
     if not paths or "-" in paths:
         raise UsageError("--in-place needs files or folders")
-    work = [(p, min_age if min_age is not None else 120.0 * in_folder)
-            for p, in_folder in _found(paths)]  # fmt: skip
-    if jobs == 1 or len(work) < 2:
-        yield from (pipeline.attempt_in_place(p, request, age) for p, age in work)
+    items = batch.find(paths, choice, request)
+    many = len(paths) > 1 or any(item.in_folder for item in items)
+    if not items and not many:
+        raise TranscriptError("no transcript in it (*.jsonl, *.jsonl.gz, *.jsonl.zst)", path=", ".join(paths))
+    report = show.BatchReport()
+    with ExitStack() as stack:
+        cluster = stack.enter_context(batch.connect(dask)) if dask else None
+        results = batch.run(items, request, jobs, dry_run=dry_run, cluster=cluster)
+        if not many:
+            return _finish(list(_told(results, as_json, quiet, prompts)), check)
+        advance = stack.enter_context(_progress(len(items), as_json, quiet))
+        for done in _told(results, as_json, quiet, prompts, in_batch=True):
+            report.add(done)
+            advance()
+    if as_json:
+        print(show.dumps(show.totals_json(report.totals)))
+    else:
+        _print(show.batch_table(report))
+        print("\n".join(show.totals_text(report.totals, dry_run=dry_run)))
+    if report.totals.failed:
+        raise typer.Exit(7)
+    if check and not report.totals.compacted:
+        raise typer.Exit(NothingToCompact.exit_code)
+
+
+@contextmanager
+def _progress(total: int, as_json: bool, quiet: bool) -> Iterator[Callable[[], None]]:
+    """A bar on stderr where that is a terminal, unless JSON lines run through the same one."""
+    if quiet or not sys.stderr.isatty() or (as_json and sys.stdout.isatty()):
+        yield lambda: None
         return
-    with ProcessPoolExecutor(jobs) as executor:
-        yield from executor.map(
-            pipeline.attempt_in_place, *zip(*((p, request, age) for p, age in work), strict=True)
-        )
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    options: dict[str, bool] = {
+        "transient": True,
+        "redirect_stdout": False,
+        "auto_refresh": False,
+    }  # no thread
+    with Progress(*columns, console=Console(stderr=True), **options) as bar:  # type: ignore[arg-type]
+        task = bar.add_task("", total=total)
+
+        def advance() -> None:
+            bar.advance(task)
+            bar.refresh()
+
+        yield advance
 
 
-def _told(done: Iterator[Done], as_json: bool, quiet: bool, where: str) -> Iterator[Done]:
-    """Report each result as it comes: JSON lines on stdout, or notes on stderr."""
+def _told(
+    done: Iterator[Done], as_json: bool, quiet: bool, prompts: bool, in_batch: bool = False
+) -> Iterator[Done]:
+    """Report each result as it comes: JSON lines on stdout, or notes on stderr; in a batch errors and warnings."""
     from haocompact import diag as lines
     from haocompact import show
 
     for one in done:
         if as_json:
-            print(show.dumps(show.done_json(one)), flush=True)
+            print(show.dumps(show.done_json(one, prompts)), flush=True)
+        elif one.asks is not None:
+            print("\n".join(show.asks_text(one, prompts)), flush=True)
         for warning in one.warnings:
             _note(f"warning: {show.visible(warning)}", quiet)
-        if one.skip is not None:
-            _note(lines.compaction_line(one.skip), quiet)
         if one.degraded is not None:
-            _note(
-                f"degraded: the summary failed ({show.visible(one.degraded)}); an excerpt stands in its place"
-            )
-        _note(_error_line(one.error) if one.error else show.done_line(one), quiet and one.error is None)
+            _note(f"degraded: {show.visible(one.path)}: the summary failed ({show.visible(one.degraded)}); "
+                  "an excerpt stands in its place")  # fmt: skip
+        for line in (show.redacted_line(one), show.spent_line(one)):
+            _note(line, quiet)
+        if one.error is not None:
+            _note(_error_line(one.error))
+        elif not in_batch and one.asks is None:
+            _note(lines.compaction_line(one.skip) if one.skip is not None else None, quiet)
+            _note(show.done_line(one), quiet)
         yield one
 
 
-def _finish(done: Iterator[Done], check: bool) -> None:
-    results = list(done)
+def _finish(results: list[Done], check: bool) -> None:
+    """The exit code: a single transcript's own, 7 when some of several failed."""
     errors = [r.error for r in results if r.error is not None]
     if errors:
         raise typer.Exit(errors[0].exit_code if len(results) == 1 else 7)
-    if check and all(r.skip is not None for r in results):
+    if check and all(r.skip is not None or r.left is not None for r in results):
         raise typer.Exit(NothingToCompact.exit_code)
 
 
@@ -711,16 +1050,59 @@ def _show_log(path: Path, as_json: bool) -> None:
 
 def _verify(request: Request, as_json: bool) -> None:
     from haocompact import pipeline, show
-    from haocompact.errors import DamagedArchive
 
     damages = list(pipeline.verify(request))
     for damage in damages:
         print(show.dumps({"version": 1, "hash": damage.hash, "damage": damage.what}) if as_json
-              else f"{damage.hash}: {damage.what}")  # fmt: skip
+              else f"{damage.hash}: {show.visible(damage.what)}")  # fmt: skip
     if damages:
-        raise DamagedArchive(f"{len(damages)} damaged", path=str(request.archive))
+        raise DamagedArchive(f"{len(damages)} damaged", path=", ".join(map(str, request.archives)))
     if not as_json:
         print("the archive is whole")
+
+
+def _stats(request: Request, as_json: bool) -> None:
+    from haocompact import show, upkeep
+
+    for path, found in upkeep.stats(request):
+        print(
+            show.dumps(show.stats_json(path, found)) if as_json else "\n".join(show.stats_text(path, found))
+        )
+
+
+def _export(request: Request, folder: Path, as_json: bool) -> None:
+    from haocompact import show, upkeep
+
+    failed = 0
+    for one in upkeep.export(request, folder):
+        failed += one.error is not None
+        if as_json:
+            print(show.dumps(show.exported_json(one)))
+        elif one.error is None:
+            print(f"{show.visible(str(one.path))}  from {show.visible(one.run.source)}, {one.run.created}")
+        else:
+            _note(_error_line(one.error))
+    if failed:
+        raise DamagedArchive(f"{failed} originals can't be written back")
+
+
+def _prune(request: Request, folders: list[str], older_than: float, yes: bool, as_json: bool) -> None:
+    from haocompact import show, upkeep
+
+    runs = (
+        upkeep.prune(request, folders, older_than) if yes else upkeep.prunable(request, folders, older_than)
+    )
+    for run in runs:
+        print(show.dumps(show.run_json(run) | {"removed": yes}) if as_json else show.run_line(run))
+    if as_json:
+        return
+    size = sum(run.input_size for run in runs)
+    what = f"{len(runs)} originals ({size:,} bytes)"
+    print(
+        f"{what} removed"
+        if yes
+        else f"{what} have no transcript any more" + "; --yes removes them" * bool(runs)
+    )
 
 
 def _looks_like_hash(text: str) -> bool:
@@ -772,15 +1154,21 @@ def _reopen_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
+REPEATED = {"--include", "--exclude"}  # and --archive where it is read
+
+
 def _refuse_doubled(words: list[str]) -> None:
     """The same setting twice on one command line is no setting: which one was meant?"""
+    repeated = REPEATED | ({"--archive"} if words[:1] == ["retrieve"] else set())
     seen: dict[str, str] = {}
     for word, value in zip(words, [*words[1:], ""], strict=False):
         if word == "--":
             return
         name, equals, given = word.partition("=")
-        if name.startswith("--") and seen.setdefault(name, given if equals else value) != (
-            given if equals else value
+        if (
+            name.startswith("--")
+            and name not in repeated
+            and seen.setdefault(name, given if equals else value) != (given if equals else value)
         ):
             raise UsageError(f"{name} is given twice", code="COMPACTION_CONFIG_TAKEN")
 

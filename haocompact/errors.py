@@ -4,13 +4,18 @@
     ├── UsageError          2   options that contradict each other
     ├── NothingToCompact    3   --check: no compaction would happen
     ├── TranscriptError     4   unreadable, unknown or undecidable transcript
+    │   └── NoTranscript    4   a file that holds no conversation
     ├── SummaryError        5   the summarizer failed (--on-failure fail)
     ├── ArchiveError        6   archive missing or unreadable
     │   ├── UnknownHash     6   no such segment
+    │   ├── ArchivedElsewhere 6 the marker is good, its segment is in another archive
     │   └── DamagedArchive  6   a segment does not match its hash
     └── WriteError          7   the result could not be written
         ├── SourceChanged   7   the transcript changed while it was being compacted
-        └── SourceBusy      7   another process is compacting it
+        ├── SourceBusy      7   another process is compacting it, or its client may be at it
+        ├── NotInPlace      7   its client would not stand a replaced file of this kind
+        ├── HardLinked      7   the transcript has several names
+        └── WorkerDied      7   the process that worked on the transcript was killed
 
 Exit code 0 is success (skips included) and 1 a bug: an exception that is none of these.
 """
@@ -60,11 +65,24 @@ class TranscriptError(HaoError):
     code = "TRANSCRIPT"
 
 
+class NoTranscript(TranscriptError):
+    """The file is no transcript of a known format, or holds no message. A batch passes it over."""
+
+    code = "NO_TRANSCRIPT"
+
+
 class SummaryError(HaoError):
-    """The summarizer failed, and its answer must not become a checkpoint."""
+    """The summarizer failed, and its answer must not become a checkpoint.
+
+    `tokens`: what the failed request took all the same (input, output), as its server counted.
+    """
 
     exit_code = 5
     code = "SUMMARY"
+
+    def __init__(self, message: str, *, tokens: tuple[int, int] = (0, 0)) -> None:
+        super().__init__(message)
+        self.tokens = tokens
 
 
 class ArchiveError(HaoError):
@@ -78,6 +96,12 @@ class UnknownHash(ArchiveError):
     """The archive holds no segment of this hash."""
 
     code = "ARCHIVE_UNKNOWN"
+
+
+class ArchivedElsewhere(ArchiveError):
+    """A transcript has this marker, but what it stands for is in another archive: name that one."""
+
+    code = "ARCHIVED_ELSEWHERE"
 
 
 class DamagedArchive(ArchiveError):
@@ -100,6 +124,24 @@ class SourceChanged(WriteError):
 
 
 class SourceBusy(WriteError):
-    """Another process is compacting this transcript."""
+    """Another process is compacting this transcript, or it changed so lately that its client may be at it."""
 
     code = "SOURCE_BUSY"
+
+
+class NotInPlace(WriteError):
+    """The client of this transcript would not stand its replacement; write the result elsewhere."""
+
+    code = "NOT_IN_PLACE"
+
+
+class HardLinked(WriteError):
+    """The transcript has several names (hard links); replacing it would part them."""
+
+    code = "HARD_LINKED"
+
+
+class WorkerDied(WriteError):
+    """The process that worked on this transcript was killed, out of memory perhaps; it was left alone."""
+
+    code = "WORKER_DIED"

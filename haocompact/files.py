@@ -17,12 +17,12 @@ import stat
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from haocompact.errors import SourceBusy, SourceChanged, TranscriptError, WriteError
+from haocompact.errors import NoTranscript, SourceBusy, SourceChanged, TranscriptError, WriteError
 from haocompact.records import Data, FileBytes, Records, chunks_of, read
 
 _SESSION_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
@@ -75,7 +75,7 @@ def open_source(path: str, stdin: IO[bytes] | None = None) -> Iterator[Source]:
     with _opened(path) as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
-            raise TranscriptError("not a regular file", path=path)
+            raise NoTranscript("not a regular file", path=path)
         yield _unpacked(path, _file_bytes(file.fileno()), _stamp(info))
 
 
@@ -146,34 +146,115 @@ def write_stream(target: Path, chunks: Iterable[bytes], *, like: os.stat_result 
                  source: Source | None = None) -> None:  # fmt: skip
     """Write beside the target, fsync, rename, fsync the folder. With `source`, only if it has not changed.
 
-    A symbolic link stays one; what is no regular file (a pipe, a device) is written to as it is.
+    `like`: the mode, owner and times that the new file gets. A symbolic link stays one; what is no regular
+    file (a pipe, a device) is written to as it is.
     """
     if target.exists() and not target.is_file():
         _write_into(target, chunks)
         return
     target = Path(os.path.realpath(target))
     try:
-        handle, temporary = tempfile.mkstemp(prefix=".haocompact-", suffix=".tmp", dir=target.parent)
-    except OSError as error:
-        raise write_error(target, error) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with _temporary(target.parent) as (file, name):
             file.writelines(chunks)
             file.flush()
             if like is not None:
-                os.fchmod(handle, stat.S_IMODE(like.st_mode))
-                with contextlib.suppress(PermissionError):
-                    os.fchown(handle, like.st_uid, like.st_gid)
-            os.fsync(handle)
-        if source is not None:
-            check_unchanged(source, target)
-        os.replace(temporary, target)
-        _sync_folder(target.parent)
+                _take_after(file.fileno(), like)
+            os.fsync(file.fileno())
+            if source is None:
+                os.replace(name, target)
+            else:
+                _replace_unchanged(name, target, source, file)
+            _sync_folder(target.parent)
     except OSError as error:
         raise write_error(target, error) from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+
+
+def _replace_unchanged(name: str, target: Path, source: Source, new: IO[bytes]) -> None:
+    """Rename over the target unless it has changed since it was read. Raises SourceChanged.
+
+    A writer may append in the moment between the last look and the rename: what it wrote is carried over.
+    """
+    with _opened(str(target)) as old:
+        check_unchanged(source, target)
+        os.replace(name, target)
+        if os.fstat(old.fileno()).st_size > len(source.data):
+            old.seek(len(source.data))
+            new.write(old.read())
+            new.flush()
+            os.fsync(new.fileno())
+
+
+TEMPORARY_PREFIX = ".haocompact-"
+_TEMPORARY = re.compile(
+    r"\.haocompact-(\d+)-[a-z0-9_]{8}\.tmp"
+)  # what `_temporary` makes: process id, random
+ABANDONED = 3600.0  # seconds after which an unlocked temporary file is nobody's, whatever its process id
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[tuple[IO[bytes], str]]:
+    """A locked file of mode 0600 that is gone at the end, unless it has been renamed."""
+    handle, name = tempfile.mkstemp(prefix=f"{TEMPORARY_PREFIX}{os.getpid()}-", suffix=".tmp", dir=folder)
+    with os.fdopen(handle, "wb") as file:
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield file, name
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+
+
+def _take_after(handle: int, like: os.stat_result) -> None:
+    """Owner, mode and times of another file. Raises PermissionError when the owner can't be kept."""
+    made = os.fstat(handle)
+    if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+        os.fchown(handle, like.st_uid, like.st_gid)
+    os.fchmod(handle, stat.S_IMODE(like.st_mode))
+    os.utime(handle, ns=(like.st_atime_ns, like.st_mtime_ns))
+
+
+def clean_folder(folder: str) -> list[str]:
+    """Remove the temporary files that killed runs left in a folder; their names. Nothing else is touched."""
+    removed = []
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.path for e in entries if _TEMPORARY.fullmatch(e.name)]
+        for name in names:
+            if _abandoned(name):
+                os.unlink(name)
+                removed.append(name)
+    except OSError:  # a folder that can't be read or written: the walk reports what matters
+        pass
+    return removed
+
+
+def _abandoned(name: str) -> bool:
+    """Whether a temporary file is ours, unlocked, and its process is gone (or it is an hour old)."""
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(handle, "rb") as file:
+        info = os.fstat(handle)
+        if not stat.S_ISREG(info.st_mode) or os.geteuid() not in (0, info.st_uid):
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        process = int(_TEMPORARY.fullmatch(os.path.basename(name))[1])  # type: ignore[index]
+        return not _alive(process) or time.time() - info.st_mtime > ABANDONED
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # somebody else's
+        pass
+    return True
 
 
 def _write_into(target: Path, chunks: Iterable[bytes]) -> None:
@@ -189,11 +270,9 @@ def _write_into(target: Path, chunks: Iterable[bytes]) -> None:
 def check_unchanged(source: Source, target: Path) -> None:
     """Compare size, time, inode and content with what was read. Raises SourceChanged."""
     try:
-        info = os.stat(target)
-        same = _stamp(info) == source.stamp
-        if same:
-            with target.open("rb") as file:
-                same = sha256_of(FileBytes(file.fileno(), info.st_size)) == source.sha256
+        with target.open("rb") as file:
+            same = sha256_of(FileBytes(file.fileno(), os.fstat(file.fileno()).st_size)) == source.sha256
+        same = same and _stamp(os.stat(target)) == source.stamp  # last: it may have grown while it was read
     except (FileNotFoundError, SourceChanged):
         same = False
     if not same:
@@ -209,6 +288,8 @@ def write_error(target: Path, error: OSError) -> WriteError:
 
 
 def _sync_folder(folder: Path) -> None:
+    if not os.access(folder, os.R_OK):  # one may write into it without reading it
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -255,14 +336,16 @@ def changed_lately(path: Path, min_age: float) -> bool:
     return min_age > 0 and time.time() - path.stat().st_mtime < min_age
 
 
-TEMPORARY_PREFIX = ".haocompact-"
+def transcripts_under(paths: Iterable[str], visit: Callable[[str], object] = lambda folder: None
+                      ) -> Iterator[tuple[str, bool]]:  # fmt: skip
+    """(path, whether it was found in a folder): folders are walked in name order, links not followed.
 
-
-def transcripts_under(paths: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """(path, whether it was found in a folder): folders are walked in name order, links not followed."""
+    `visit` is called with every folder before its files come.
+    """
     for path in paths:
         if path != "-" and os.path.isdir(path):
             for folder, folders, names in os.walk(path):
+                visit(folder)
                 folders.sort()
                 for name in sorted(names):
                     if name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")) and not name.startswith(

@@ -15,14 +15,15 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from haocompact.archive import Archive, Damage, Run, Segment
+from haocompact.archive import DEFAULT_LEVEL, Archive, Archives, Damage, Run, Segment
 from haocompact.ccr import CcrEntry, parse_ccr_section, render_message, window, with_ccr_section
+from haocompact.chunks import Ask, Report
 from haocompact.compaction import (
     COMPACTION_SUMMARY,
     DEFAULT_COMPACTION_SETTINGS,
@@ -37,11 +38,16 @@ from haocompact.compaction import (
     prepare_compaction,
     should_compact,
 )
+from haocompact.convert import texts_lost, to_openai
 from haocompact.diag import Diagnosis, append_log, diagnose, log_line
 from haocompact.errors import (
+    ArchivedElsewhere,
     ArchiveError,
     DamagedArchive,
     HaoError,
+    HardLinked,
+    NotInPlace,
+    NoTranscript,
     SourceBusy,
     TranscriptError,
     UnknownHash,
@@ -54,11 +60,20 @@ from haocompact.files import (
     client_at_work,
     locked,
     open_source,
+    sha256_of,
     write_error,
     write_file,
 )
-from haocompact.formats import FORMATS, detect
-from haocompact.formats.session import Checkpoint, Format, Piece, ReadOptions, Session, removed
+from haocompact.formats import FORMATS, WRITABLE, detect
+from haocompact.formats.session import (
+    Checkpoint,
+    Format,
+    Piece,
+    ReadOptions,
+    Session,
+    WritableFormat,
+    removed,
+)
 from haocompact.logged import Logged, logged_segments
 from haocompact.logged import messages as logged_messages
 from haocompact.records import Data, Extended, Record, Records, chunks_of, read
@@ -71,6 +86,7 @@ from haocompact.segment import (
 )
 from haocompact.summarize import (
     Extract,
+    Prompted,
     Summarizer,
     Summary,
     compact_context,
@@ -84,8 +100,12 @@ OFFLINE = Extract()
 class Request:
     """What the user asked for; `archive` None is --no-archive, `log` None writes no log.
 
+    `level`: of the archive's compression. `archives`: those that are read, where they are several.
+
     `cooldown`: seconds since the last compaction of the same transcript (with `if_needed`). `lines`: a
-    narrower range for the segment strategy. `append`: the client's own record behind the old bytes.
+    narrower range for the segment strategy. `append`: the client's own record behind the old bytes. `to`: the
+    format to write instead of the transcript's own ("" for its own). `prices`: of a million tokens, sent and
+    received.
     """
 
     settings: CompactionSettings = DEFAULT_COMPACTION_SETTINGS
@@ -103,6 +123,10 @@ class Request:
     lines: tuple[int, int] | None = None
     allow_growth: bool = False
     append: bool = False
+    level: int = DEFAULT_LEVEL
+    archives: tuple[Path, ...] = ()
+    to: str = ""
+    prices: tuple[float, float] | None = None
 
 
 # ------------------------------------------------------------------------------------------ plan
@@ -148,7 +172,7 @@ def load(source: Source, request: Request) -> tuple[Session, tuple[str, ...]]:
         mixed: tuple[str, ...] = ()
         if name is None:
             if not len(records):
-                raise TranscriptError("empty file")
+                raise NoTranscript("empty file")
             detected = detect(records)
             name, mixed = detected.name, detected.others
         options = ReadOptions(leaf=request.leaf, repair=request.settings.repair)
@@ -316,28 +340,96 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A transcript that stays as it is, and why."""
+    """A transcript that stays as it is, and why. `summary`: one that was made and came out no shorter.
+
+    `converted`: all of it in the format that was asked for.
+    """
 
     planned: Planned
     skip: NoCompaction
+    summary: Summary | None = None
+    converted: bytes | None = None
 
 
 def compact(source: Source, request: Request) -> Compacted | Skipped:
     """Plan, summarise, rebuild, check. Nothing is written yet; raises SummaryError, TranscriptError."""
-    planned = plan(source, request)
-    outcome = planned.outcome
+    planned, outcome = _decided(source, request)
     if isinstance(outcome, NoCompaction):
-        return Skipped(planned, outcome)
-    if request.if_needed and (skip := not_needed(planned, request)) is not None:
-        return Skipped(planned, skip)
-    if planned.mixed:
-        others = ", ".join(planned.mixed)
-        raise TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
-                              path=source.path)  # fmt: skip
+        return _skipped(planned, outcome, request)
     summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang,
                               keep_rules=request.keep_rules)  # fmt: skip
-    made = _appended if request.append else _rebuilt
+    made = _appended if request.append else _converted if _converts(planned, request) else _rebuilt
     return made(source, request, planned, outcome, summary)
+
+
+def _decided(source: Source, request: Request) -> tuple[Planned, CompactionPreparation | NoCompaction]:
+    """The plan, and what comes of it for `compact`."""
+    planned = plan(source, request)
+    outcome = planned.outcome
+    if not _converts(planned, request) and planned.session.format not in WRITABLE:
+        title = FORMATS[planned.session.format].TITLE
+        raise TranscriptError(f"{title}: only read; --to openai writes the conversation as OpenAI chat",
+                              path=source.path)  # fmt: skip
+    if isinstance(outcome, CompactionPreparation) and request.if_needed:
+        outcome = not_needed(planned, request) or outcome
+    if isinstance(outcome, NoCompaction):
+        return planned, outcome
+    if planned.mixed:
+        raise _undecided(planned)
+    if request.append:
+        _append_of(source, planned)  # refused before a model is asked
+    return planned, outcome
+
+
+def rehearse(source: Source, request: Request, summarizer: Prompted) -> Done:
+    """What `compact` would ask a model or program; nothing is sent, and nothing is written."""
+    planned, outcome = _decided(source, request)
+    if isinstance(outcome, NoCompaction):
+        return _done(source, Skipped(planned, outcome), None, request)
+    report, size = Report(summarizer.asked), len(source.data)
+    asks = tuple(summarizer.requests(outcome, report))
+    paid = [ask for ask in asks if not ask.answered]
+    return Done(source.path, figures(planned), summarizer=summarizer.name, bytes_before=size,
+                bytes_after=size, warnings=tuple(warnings_of(planned)), asks=asks, report=report,
+                cost=_cost(sum(a.input_tokens for a in paid), sum(a.max_tokens for a in paid), request))  # fmt: skip
+
+
+def _rehearse_each(source: Source, request: Request, summarizer: Prompted) -> Done:
+    dones = [rehearse(part, request, summarizer) for part in conversations(source, request)]
+    asks, costs = tuple(a for d in dones for a in d.asks or ()), [d.cost for d in dones if d.cost is not None]
+    return replace(dones[0], path=source.path, asks=asks, cost=sum(costs) if costs else None)
+
+
+def _cost(sent: int, received: int, request: Request) -> float | None:
+    """In the currency of the prices; None when none were given."""
+    if request.prices is None:
+        return None
+    return (sent * request.prices[0] + received * request.prices[1]) / 1_000_000
+
+
+def _converts(planned: Planned, request: Request) -> bool:
+    return request.to not in ("", planned.session.format)
+
+
+def _undecided(planned: Planned) -> TranscriptError:
+    others = ", ".join(planned.mixed)
+    return TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
+                           path=planned.path)  # fmt: skip
+
+
+def _skipped(
+    planned: Planned, skip: NoCompaction, request: Request, summary: Summary | None = None
+) -> Skipped:
+    """Nothing is compacted; another format is written all the same."""
+    if not _converts(planned, request):
+        return Skipped(planned, skip, summary)
+    if planned.mixed:
+        raise _undecided(planned)
+    messages = planned.session.messages
+    output = to_openai(planned.session, messages, None)
+    told = [m for m in messages if m.told and m.kind != COMPACTION_SUMMARY]
+    _check_conversion(told, output, led=messages[0].kind == COMPACTION_SUMMARY)
+    return Skipped(planned, skip, summary, output)
 
 
 def not_needed(planned: Planned, request: Request) -> NoCompaction | None:
@@ -377,9 +469,42 @@ def _last_run(path: str, request: Request) -> float | None:
 
 def _rebuilt(source: Source, request: Request, planned: Planned, outcome: CompactionPreparation,
              summary: Summary) -> Compacted | Skipped:  # fmt: skip
-    session, adapter = planned.session, FORMATS[planned.session.format]
+    """The client's own format: head, summary and kept records."""
+    session, adapter = planned.session, WRITABLE[planned.session.format]
     kept = adapter.select(session, outcome)
     gone = _archived(adapter, session, outcome, kept)
+
+    def write(checkpoint: Checkpoint) -> bytes:
+        pieces = list(adapter.rebuild(session, outcome, kept, checkpoint))
+        output = b"".join(_bytes_of(session.records, pieces))
+        _check(adapter, session, outcome, pieces, kept, output, request)
+        return output
+
+    return _replaced(source, request, planned, outcome, summary, gone, write)
+
+
+def _converted(source: Source, request: Request, planned: Planned, outcome: CompactionPreparation,
+               summary: Summary) -> Compacted | Skipped:  # fmt: skip
+    """Another format: summary and kept messages. The archive has the whole original, as ever."""
+    session = planned.session
+    adapter = WRITABLE.get(session.format)
+    if adapter is not None:
+        gone = _archived(adapter, session, outcome, adapter.select(session, outcome))
+    else:
+        gone = sorted({m.line - 1 for m in outcome.removed})
+
+    def write(checkpoint: Checkpoint) -> bytes:
+        output = to_openai(session, outcome.kept, checkpoint.summary)
+        _check_conversion([m for m in outcome.kept if m.told], output, led=True)
+        return output
+
+    return _replaced(source, request, planned, outcome, summary, gone, write)
+
+
+def _replaced(source: Source, request: Request, planned: Planned, outcome: CompactionPreparation, summary: Summary,
+              gone: Sequence[int], write: Callable[[Checkpoint], bytes]) -> Compacted | Skipped:  # fmt: skip
+    """A new file for the old one, whose removed records `gone` go to the archive."""
+    session, adapter = planned.session, FORMATS[planned.session.format]
     archiving = request.archive is not None
     told = [m for m in outcome.removed if m.told]
     hash, chars = _address(adapter, session, outcome, gone) if archiving else ("", 0)
@@ -387,15 +512,13 @@ def _rebuilt(source: Source, request: Request, planned: Planned, outcome: Compac
     tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
     if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
         failed = {"failed": summary.degraded} if summary.degraded else {}
-        return Skipped(planned, replace(skip, figures=skip.figures | failed))
+        return _skipped(planned, replace(skip, figures=skip.figures | failed), request, summary)
     reads, edits = compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
-    pieces = list(adapter.rebuild(session, outcome, kept, checkpoint))
-    output = b"".join(_bytes_of(session.records, pieces))
-    _check(adapter, session, outcome, pieces, kept, output, request)
+    output = write(checkpoint)
     run = _run(source, session, gone, hash, output)
     positions = {index: i for i, index in enumerate(gone)}
-    lines = [positions[m.line - 1] for m in told if m.line - 1 in positions]
+    lines = list(dict.fromkeys(positions[m.line - 1] for m in told if m.line - 1 in positions))
     return Compacted(
         planned,
         outcome,
@@ -416,16 +539,13 @@ def _appended(source: Source, request: Request, planned: Planned, outcome: Compa
               summary: Summary) -> Compacted | Skipped:  # fmt: skip
     """The old bytes and the client's own compaction record behind them. Nothing is removed or archived."""
     session, adapter = planned.session, FORMATS[planned.session.format]
-    append = getattr(adapter, "append", None)
-    if append is None:
-        raise UsageError(f"{source.path}: a {adapter.TITLE} transcript has no record for a compaction: without "
-                         "--append a new file is written")  # fmt: skip
+    append = _append_of(source, planned)
     told = [m for m in outcome.removed if m.told]
     gone = sorted({m.line - 1 for m in told})
     hash, chars = _address(adapter, session, outcome, gone)
     text = _full_summary(outcome, summary, request, CcrEntry(hash, len(told), chars))
     if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
-        return Skipped(planned, skip)
+        return Skipped(planned, skip, summary)
     reads, edits = compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
     tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
@@ -435,8 +555,18 @@ def _appended(source: Source, request: Request, planned: Planned, outcome: Compa
                      None)  # fmt: skip
 
 
+def _append_of(source: Source, planned: Planned) -> Any:
+    """What makes the client's own record. Raises UsageError where it has none."""
+    adapter = FORMATS[planned.session.format]
+    append = getattr(adapter, "append", None)
+    if append is None:
+        raise UsageError(f"{source.path}: a {adapter.TITLE} transcript has no record for a compaction: without "
+                         "--append a new file is written")  # fmt: skip
+    return append
+
+
 def _archived(
-    adapter: Format, session: Session, outcome: CompactionPreparation, kept: Sequence[int]
+    adapter: WritableFormat, session: Session, outcome: CompactionPreparation, kept: Sequence[int]
 ) -> Sequence[int]:
     """Records that the archive takes: what is removed, or what an append-only format hides."""
     hidden = getattr(adapter, "archived", None)
@@ -523,6 +653,20 @@ def _check_reading(adapter: Format, outcome: CompactionPreparation, output: Data
         )
 
 
+def _check_conversion(kept: Sequence[Message], output: bytes, *, led: bool) -> None:
+    """Read the new file: the summary leads, and every text, call and result is there."""
+    try:
+        again = FORMATS["openai"].read(read(output), ReadOptions()).messages
+    except TranscriptError as error:
+        raise WriteError(f"self-check failed: the new transcript can't be read back: {error}") from error
+    leads = again[0].kind == COMPACTION_SUMMARY
+    lost = texts_lost(kept, again[leads:])
+    if leads != led or lost:
+        raise WriteError(
+            f"self-check failed: {len(lost)} texts of the conversation differ in the new transcript"
+        )
+
+
 def _signature(message: Message) -> tuple[object, ...]:
     return message.role, message.parts
 
@@ -530,7 +674,7 @@ def _signature(message: Message) -> tuple[object, ...]:
 def _run(source: Source, session: Session, gone: Sequence[int], hash: str, output: bytes) -> Run:
     return Run(
         hash=hash,
-        source=source.path,
+        source=absolute(source.path),
         format=session.format,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         input_sha256=source.sha256,
@@ -539,6 +683,11 @@ def _run(source: Source, session: Session, gone: Sequence[int], hash: str, outpu
         output_size=len(output),
         recipe=tuple(_lengths(len(session.records), gone)),
     )
+
+
+def absolute(path: str) -> str:
+    """A path that means the same in every folder; stdin stays "-"."""
+    return path if path == "-" else os.path.abspath(path)
 
 
 def _lengths(total: int, gone: Sequence[int]) -> Iterator[int]:
@@ -552,21 +701,28 @@ def _lengths(total: int, gone: Sequence[int]) -> Iterator[int]:
     yield length
 
 
-def store(result: Compacted) -> Segment | None:
-    """Put the removed lines into the archive, commit, read back, compare. Raises ArchiveError, WriteError."""
+def store(result: Compacted, place: str = "", level: int = DEFAULT_LEVEL) -> Segment | None:
+    """Put the removed lines into the archive, commit, read back, compare. Raises ArchiveError, WriteError.
+
+    `place`: where the result will be written.
+    """
     if result.archive is None or result.run is None:
         return None
     records, gone = result.planned.session.records, result.gone
-    with Archive.open(result.archive, create=True) as archive:
+    with Archive.open(result.archive, create=True, level=level) as archive:
         return archive.store(result.run, (records.raw(i) for i in gone),
                              (records.raw(i) for i in removed(len(records), gone)),
                              messages=result.messages, chars=result.chars,
-                             message_lines=result.message_lines)  # fmt: skip
+                             message_lines=result.message_lines, place=absolute(place) if place else "")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What became of one transcript. `figures` as `plan --json` has them; `skip` or `error` says why not."""
+    """What became of one transcript. `figures` as `plan --json` has them; `skip` or `error` says why not.
+
+    `left`: the cause for which a batch passed it over, `message` in words. `sha256` of what was written.
+    `report` and `cost`: what a model or program took. `asks`: of a dry run, what it would be asked.
+    """
 
     path: str
     figures: dict[str, Any] = field(default_factory=dict)
@@ -581,17 +737,26 @@ class Done:
     skip: NoCompaction | None = None
     error: HaoError | None = None
     warnings: tuple[str, ...] = ()
+    left: str | None = None
+    message: str | None = None
+    sha256: str = ""
+    report: Report | None = None
+    cost: float | None = None
+    asks: tuple[Ask, ...] | None = None
 
 
-def _done(source: Source, result: Compacted | Skipped, output: str | None, warning: str | None) -> Done:
+def _done(source: Source, result: Compacted | Skipped, output: str | None, request: Request,
+          warning: str | None = None) -> Done:  # fmt: skip
     size = len(source.data)
-    warnings = (*([warning] if warning else []), *warnings_of(result.planned))
+    report = result.summary.report if result.summary is not None else None
+    notes = [f"{source.path}: {note}" for note in dict.fromkeys(report.notes)] if report else []
+    warnings = (*([warning] if warning else []), *warnings_of(result.planned), *notes)
+    cost = _cost(report.input_tokens, report.output_tokens, request) if report else None
     if isinstance(result, Skipped):
         skip = result.skip
         told = figures(result.planned) | {"result": "none", "branch": skip.branch, "sub": skip.sub}
-        return Done(
-            source.path, told, output, bytes_before=size, bytes_after=size, skip=skip, warnings=warnings
-        )
+        return Done(source.path, told, output, bytes_before=size, bytes_after=size, skip=skip, warnings=warnings,
+                    report=report, cost=cost)  # fmt: skip
     return Done(
         path=source.path,
         figures=figures(result.planned),
@@ -604,25 +769,36 @@ def _done(source: Source, result: Compacted | Skipped, output: str | None, warni
         bytes_before=size,
         bytes_after=len(result.output),
         warnings=warnings,
+        sha256=sha256_of(result.output),
+        report=report,
+        cost=cost,
     )
 
 
 def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None) -> Done:
-    """Compact into a file, a folder or a stream; None is a dry run. A skip passes the input through unchanged."""
+    """Compact into a file, a folder or a stream; None is a dry run, in which no model or program is asked.
+
+    A skip passes the input through unchanged.
+    """
+    if target is None and isinstance(request.summarizer, Prompted):
+        return _rehearse_each(source, request, request.summarizer)
     own = _own_lines(source, request)
     if own is not None:
+        if request.to:
+            raise TranscriptError("each line is a conversation of its own: --to takes one at a time "
+                                  "(sed -n 1p FILE | haocompact compact - --to openai)", path=source.path)  # fmt: skip
         return _compact_each(source, own, request, target)
     result = compact(source, request)
     if isinstance(target, Path) and target.is_dir():
-        target = target / _file_name(source.path, result)
+        target = target / _file_name(source.path, result, request)
     warning = None
     if isinstance(result, Skipped):
         warning = record_skip(result.skip, source.path, request) if target is not None else None
-        _deliver(source.data, target)
+        _deliver(source.data if result.converted is None else result.converted, target)
     elif target is not None:
-        store(result)
+        store(result, _name(target) or "-", request.level)
         _deliver(result.output, target)
-    return _done(source, result, _name(target), warning)
+    return _done(source, result, _name(target), request, warning)
 
 
 def _compact_each(source: Source, parts: Sequence[Source | bytes], request: Request,
@@ -634,24 +810,21 @@ def _compact_each(source: Source, parts: Sequence[Source | bytes], request: Requ
         result = _attempt(part, request) if isinstance(part, Source) else None
         results += [result] if result is not None else []
         made = (
-            result.output[:]
-            if isinstance(result, Compacted)
-            else part
-            if isinstance(part, bytes)
-            else part.data[:]
+            result.output if isinstance(result, Compacted) else part if isinstance(part, bytes) else part.data
         )
+        made = made[:]
         output.append(made if made.endswith(b"\n") else made + b"\n")
         if isinstance(result, Compacted) and target is not None:
-            store(result)
+            store(result, _name(target) or "-", request.level)
     done = next((r for r in results if isinstance(r, Compacted)), None) or next(iter(results), None)
     if done is None:
         raise TranscriptError("none of its lines can be read as a conversation", path=source.path)
     if isinstance(target, Path) and target.is_dir():
-        target = target / _file_name(source.path, done)
+        target = target / _file_name(source.path, done, request)
     whole = b"".join(output) if isinstance(done, Compacted) else source.data
     _deliver(whole, target)
     count = sum(isinstance(r, Compacted) for r in results)
-    told = _done(source, done, _name(target), None)
+    told = _done(source, done, _name(target), request, None)
     return replace(told, path=source.path, bytes_after=len(whole), bytes_before=len(source.data),
                    figures=told.figures | {"conversations": len(results), "compacted": count})  # fmt: skip
 
@@ -663,14 +836,20 @@ def _attempt(part: Source, request: Request) -> Compacted | Skipped | None:
         return None
 
 
-def _file_name(path: str, result: Compacted | Skipped) -> str:
+def _file_name(path: str, result: Compacted | Skipped, request: Request) -> str:
     """The name that the client looks for, where the result is a new session; else the input's own."""
-    name = "stdin.jsonl" if path == "-" else Path(path).name.removesuffix(".gz").removesuffix(".zst")
-    if isinstance(result, Skipped) or result.run is None:
+    name = output_name(path, request.to)
+    if isinstance(result, Skipped) or result.run is None or _converts(result.planned, request):
         return name
     session = result.planned.session
     own = getattr(FORMATS[session.format], "file_name", None)
     return (own(session, result.checkpoint) if own else None) or name
+
+
+def output_name(path: str, to: str = "") -> str:
+    """The name of a result in a folder of results: unpacked, and JSONL where it is converted."""
+    name = "stdin.jsonl" if path == "-" else Path(path).name.removesuffix(".gz").removesuffix(".zst")
+    return f"{name}.jsonl" if to and not name.endswith(".jsonl") else name
 
 
 def _deliver(data: Data, target: Path | IO[bytes] | None) -> None:
@@ -692,7 +871,7 @@ def _name(target: Path | IO[bytes] | None) -> str | None:
 
 
 def compact_in_place(path: str, request: Request) -> Done:
-    """Compact one file where it stands. Mode and owner stay; a symbolic link stays one."""
+    """Compact one file where it stands. Mode, owner and times stay; a symbolic link stays one."""
     target = Path(os.path.realpath(path))
     if not target.exists():
         raise TranscriptError("no such file", path=path)
@@ -700,33 +879,58 @@ def compact_in_place(path: str, request: Request) -> Done:
         raise TranscriptError("is a directory", path=path)
     with open_source(path) as source, locked(target):
         if _own_lines(source, request) is not None:
-            raise UsageError(f"{path}: each line is a conversation of its own: write it with -o")
+            raise UsageError(f"{path}: each line is a conversation of its own: write it with -o",
+                             code="NOT_IN_PLACE")  # fmt: skip
         if source.compressed:
-            raise UsageError(f"{path}: a compressed transcript can't be compacted in place: write it with -o")
+            raise UsageError(f"{path}: a compressed transcript can't be compacted in place: write it with -o",
+                             code="NOT_IN_PLACE")  # fmt: skip
+        _refuse_hard_links(path, target)
+        if request.to:
+            raise UsageError("--to writes another file beside the transcript: it does not go with --in-place")
         result = compact(source, request)
         warning = None
         if isinstance(result, Compacted):
             _refuse_in_place(result)
             _refuse_at_work(result.planned, target)
-            store(result)
+            store(result, str(target), request.level)
             write_file(target, result.output, like=os.stat(target), source=source)
         else:
             warning = record_skip(result.skip, path, request)
-        return _done(source, result, path, warning)
+        return _done(source, result, path, request, warning)
 
 
-def attempt_in_place(path: str, request: Request, min_age: float = 0) -> Done:
+def attempt_in_place(path: str, request: Request, min_age: float = 0, *, dry_run: bool = False) -> Done:
     """As `compact_in_place`, with an error as part of the result: one bad file never stops the rest."""
     try:
         if changed_lately(Path(path), min_age):
-            raise SourceBusy(
-                f"changed within the last {min_age:g} s: its client may still be at it", path=path
-            )
+            raise SourceBusy(f"changed within the last {min_age:g} s: its client may still be at it "
+                             "(--min-age)", path=path)  # fmt: skip
+        if dry_run:
+            with open_source(path) as source:
+                return compact_to(source, request, None)
         return compact_in_place(path, request)
     except HaoError as error:
         return Done(path, error=error)
     except OSError as error:
         return Done(path, error=TranscriptError(error.strerror or str(error), path=path))
+    except Exception as error:  # a bug or no memory: this file is left alone, the others have their turn
+        return Done(path, error=HaoError(f"a bug: {_where(error)}", path=path))
+
+
+def _where(error: Exception) -> str:
+    """What was raised and by which line, in one line."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})" if trace else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _refuse_hard_links(path: str, target: Path) -> None:
+    names = os.stat(target).st_nlink
+    if names > 1:
+        raise HardLinked(f"has {names} names (hard links): replacing it here would leave the others as they "
+                         "are; write the result with -o", path=path)  # fmt: skip
 
 
 def _refuse_at_work(planned: Planned, target: Path) -> None:
@@ -746,7 +950,7 @@ def _refuse_in_place(result: Compacted) -> None:
     refusal = getattr(FORMATS[session.format], "in_place_refusal", None)
     reason = refusal(session) if refusal else None
     if reason:
-        raise WriteError(reason, path=result.planned.path)
+        raise NotInPlace(reason, path=result.planned.path)
 
 
 # -------------------------------------------------------------------------------------- retrieve
@@ -772,12 +976,8 @@ def directory(source: Source, request: Request) -> Directory:
     logged = {found.segment.hash: found.segment for found in logged_segments(session, source.path)}
     known: dict[str, Segment] = {}
     here: list[Segment] = []
-    if (
-        set(markers) - logged.keys()
-        or not logged
-        or (request.archive is not None and request.archive.exists())
-    ):
-        with _archive(request) as archive:
+    if set(markers) - logged.keys() or not logged or any(path.exists() for path in _named(request)):
+        with opened_archives(request) as archive:
             known = {s.hash: s for s in archive.segments()}  # only what is here is ours, whatever a text says
             path = os.path.abspath(source.path)
             here = [known[r.hash] for r in reversed(archive.runs()) if os.path.abspath(r.source) == path]
@@ -802,7 +1002,7 @@ def raw_segment(hash: str, request: Request, path: str = "") -> Iterator[bytes]:
     """The original lines of a segment: out of the archive, or of the log of the transcript at `path`."""
     with _home(hash, request, path) as home:
         if isinstance(home, Archive):
-            yield from home.raw(clean_hash(hash))
+            yield from home.raw(clean_hash(hash), absolute(path))
         else:
             session, logged = home
             yield from logged.raw(session)
@@ -810,20 +1010,41 @@ def raw_segment(hash: str, request: Request, path: str = "") -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _home(hash: str, request: Request, path: str) -> Iterator[Archive | tuple[Session, Logged]]:
-    """Where a segment is: the archive, else the transcript's own log. Raises UnknownHash, ArchiveError."""
+    """Where a segment is: the archive, else the transcript's own log.
+
+    Raises UnknownHash, ArchivedElsewhere where `path` has the marker, ArchiveError.
+    """
     digits = clean_hash(hash)
     with contextlib.ExitStack() as stack:
         home: Archive | tuple[Session, Logged] | None
         try:
-            home = stack.enter_context(_archive(request))
-            home.find(digits)
+            home = stack.enter_context(opened_archives(request)).holding(digits)
         except DamagedArchive:
             raise
-        except ArchiveError:
+        except ArchiveError as error:
             home = _in_log(digits, request, path, stack)
             if home is None:
+                if isinstance(error, UnknownHash) and digits in _markers(path, request):
+                    raise _elsewhere([digits], request, path) from None
                 raise
         yield home
+
+
+def _markers(path: str, request: Request) -> list[str]:
+    """The hashes that a transcript's summary names; none when it can't be read."""
+    if path in ("", "-"):
+        return []
+    try:
+        with open_source(path) as source:
+            return [e.hash for e in parse_ccr_section(summary_of(source, request))]
+    except TranscriptError:
+        return []
+
+
+def _elsewhere(hashes: Sequence[str], request: Request, path: str) -> ArchivedElsewhere:
+    names, searched = ", ".join(hashes), ", ".join(map(str, _named(request)))
+    return ArchivedElsewhere(f"archived elsewhere: the marker of {names} is good, but it is not in {searched}; "
+                             "name the archive it was written to with --archive", path=path)  # fmt: skip
 
 
 def _in_log(
@@ -845,20 +1066,20 @@ def segment_messages(hash: str, request: Request, path: str = "") -> list[Messag
 def _segment(hash: str, request: Request, path: str) -> tuple[list[Message], Format]:
     with _home(hash, request, path) as home:
         if isinstance(home, Archive):
-            return _archived_messages(home, clean_hash(hash))
+            return _archived_messages(home, clean_hash(hash), absolute(path))
         session, logged = home
         return logged_messages(session, logged), FORMATS[session.format]
 
 
-def _archived_messages(archive: Archive, hash: str) -> tuple[list[Message], Format]:
-    segment = archive.find(hash)
+def _archived_messages(archive: Archive, hash: str, path: str) -> tuple[list[Message], Format]:
+    segment = archive.find(hash, path)
     adapter = FORMATS[segment.format]
     together = getattr(adapter, "messages_of", None)  # where a message spans several lines
     if together is not None:
-        lines = list(archive.raw(segment.hash))
+        lines = list(archive.raw(hash, path))
         return list(together([Record(number, raw) for number, raw in enumerate(lines, 1)])), adapter
-    numbers = archive.message_lines(segment.hash)
-    raws = archive.lines(segment.hash, numbers)
+    numbers = archive.message_lines(hash, path)
+    raws = archive.lines(hash, numbers, path)
     record = getattr(adapter, "record", Record)
     found = (adapter.message_of(record(n + 1, raw)) for n, raw in zip(numbers, raws, strict=True))
     return [m for m in found if m is not None], adapter
@@ -873,8 +1094,9 @@ def window_text(hash: str, request: Request, from_message: int, budget: int, pat
 
 def verify(request: Request) -> Iterator[Damage]:
     """Re-hash the whole archive and name what is damaged."""
-    with _archive(request) as archive:
-        yield from archive.verify()
+    with opened_archives(request) as archives:
+        for archive in archives:
+            yield from archive.verify()
 
 
 def summary_of(source: Source, request: Request) -> str:
@@ -888,10 +1110,13 @@ def summary_of(source: Source, request: Request) -> str:
 
 def restore_input(hash: str, request: Request, path: str = "") -> Iterator[bytes]:
     """The whole input of one compaction: of `path` when that transcript has one by this hash, else the newest."""
-    with _archive(request) as archive:
-        runs = archive.runs(clean_hash(hash))
+    with opened_archives(request) as archive:
+        digits = clean_hash(hash)
+        runs = archive.runs(digits)
+        if not runs and digits in _markers(path, request):
+            raise _elsewhere([digits], request, path)
         if not runs:
-            raise UnknownHash(f"not found: {hash} is no segment of {archive.path}")
+            raise UnknownHash(f"not found: {hash} is no segment of {', '.join(map(str, archive.paths))}")
         own = [r for r in runs if path and os.path.abspath(r.source) == os.path.abspath(path)]
         yield from archive.restore((own or runs)[0])
 
@@ -910,7 +1135,7 @@ def restore(source: Source, request: Request, hash: str | None = None) -> Iterat
         for part in own:
             yield from _restored_line(part, request)
         return
-    with _archive(request) as archive:
+    with opened_archives(request) as archive:
         yield from _restored(archive, source, request)
 
 
@@ -919,12 +1144,12 @@ def _restored_line(part: Source | bytes, request: Request) -> Iterator[bytes]:
     if isinstance(part, bytes):
         yield part
         return
-    with _archive(request) as archive:
+    with opened_archives(request) as archive:
         run = _run_of(archive, part.data)
         yield from archive.restore(run) if run is not None else (part.data[:],)
 
 
-def _restored(archive: Archive, source: Source, request: Request) -> Iterator[bytes]:
+def _restored(archive: Archives, source: Source, request: Request) -> Iterator[bytes]:
     """Undo from the newest compaction back; what stands behind each output is carried along."""
     data: Data = source.data
     appended: list[bytes] = []
@@ -935,6 +1160,8 @@ def _restored(archive: Archive, source: Source, request: Request) -> Iterator[by
         undone += 1
     if not undone:
         listed = directory(source, request)
+        if listed.missing:
+            raise _elsewhere(listed.missing, request, source.path)
         if listed.segments:
             raise ArchiveError("the transcript was changed after its compaction, so its original can't be put "
                                "together; retrieve FILE HASH --restore gives the input of one compaction")  # fmt: skip
@@ -949,7 +1176,7 @@ def _restored(archive: Archive, source: Source, request: Request) -> Iterator[by
         data = part
 
 
-def _run_of(archive: Archive, data: Data) -> Run | None:
+def _run_of(archive: Archives, data: Data) -> Run | None:
     """The newest run whose output this file begins with."""
     sizes = sorted({r.output_size for r in archive.runs() if 0 < r.output_size <= len(data)}, reverse=True)
     for size in sizes:
@@ -960,10 +1187,22 @@ def _run_of(archive: Archive, data: Data) -> Run | None:
     return None
 
 
-def _archive(request: Request) -> Archive:
-    if request.archive is None:
+def opened_archives(request: Request) -> Archives:
+    """The archives to read from: those named, with what a distributed batch left beside them."""
+    named = _named(request)
+    if not named:
         raise ArchiveError("--no-archive leaves nothing to retrieve from")
-    return Archive.open(request.archive)
+    left = [file for path in named for file in sorted(workers_folder(path).glob("*.db"))]
+    return Archives.open([*named, *left])
+
+
+def _named(request: Request) -> tuple[Path, ...]:
+    return request.archives or ((request.archive,) if request.archive is not None else ())
+
+
+def workers_folder(archive: Path) -> Path:
+    """Where the workers of a distributed batch keep their archives until they are merged."""
+    return archive.with_name(f"{archive.name}.workers")
 
 
 WARNINGS_SHOWN = 5  # of one kind; the rest is counted

@@ -484,7 +484,7 @@ def build_summary_prompt(occluded: Sequence[Json], previous_summary: str | None,
     lines = [words.opening.format(chars=max_chars), words.sections]
     lines += [words.fidelity] if repair else []
     lines.append(words.closing + (f"\n\n{words.previous}\n{previous_summary}" if previous_summary else ""))
-    return "\n".join([*lines, "", words.material, _indented(list(occluded))])
+    return "\n".join([*lines, "", words.material, indented(list(occluded))])
 
 
 def projected(message: Message) -> Iterator[Json]:
@@ -506,12 +506,12 @@ def projected(message: Message) -> Iterator[Json]:
         yield {"type": "user", "content": text}
 
 
-def _indented(value: object, margin: str = "\n") -> str:
+def indented(value: object, margin: str = "\n") -> str:
     """`JSON.stringify(value, null, 2)`."""
     inner = margin + "  "
     if isinstance(value, Mapping) and value:
-        pairs = (f"{stringify(k)}: {_indented(value[k], inner)}" for k in js_order(value))
+        pairs = (f"{stringify(k)}: {indented(value[k], inner)}" for k in js_order(value))
         return "{" + inner + ("," + inner).join(pairs) + margin + "}"
     if isinstance(value, list) and value:
-        return "[" + inner + ("," + inner).join(_indented(v, inner) for v in value) + margin + "]"
+        return "[" + inner + ("," + inner).join(indented(v, inner) for v in value) + margin + "]"
     return stringify(value)

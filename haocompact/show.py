@@ -6,13 +6,17 @@ Nothing here shows message text: a row says what a message is (texts, calls, res
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from haocompact.archive import Segment
+from haocompact.archive import Run, Segment, Stats
+from haocompact.batch import Totals, skip_cause
+from haocompact.chunks import Ask, Report
 from haocompact.compaction import (
     CompactionPreparation,
     Image,
@@ -29,6 +33,7 @@ from haocompact.compaction import (
 from haocompact.diag import Diagnosis, LogEntry
 from haocompact.errors import HaoError
 from haocompact.pipeline import Directory, Done, Planned, figures
+from haocompact.upkeep import Exported
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -76,12 +81,12 @@ def rows(planned: Planned, start: int = 0) -> list[Row]:
     from_here = max(start - OVERLAP, head)  # a group or pair that began before is still seen
     obstacles = ["previous summary"] * from_here + cut_obstacles(messages[from_here:], repair=settings.repair)
     cut = _cut_index(planned, head)
-    running, result = 0, []
+    running, result, place = 0, [], planned.session.records.line
     for index in range(len(messages) - 1, start - 1, -1):
         message = messages[index]
         tokens = message.tokens(settings.estimator)
         running += tokens
-        result.append(Row(message.line, _role(message), what(message), tokens, running, obstacles[index],
+        result.append(Row(place(message.line), _role(message), what(message), tokens, running, obstacles[index],
                           places[index], index == cut))  # fmt: skip
     return result[::-1]
 
@@ -102,8 +107,8 @@ def _shown_rows(planned: Planned, everything: bool) -> list[Row | int]:
     start = min(_cut_index(planned, 1), len(messages) - FOLD_ENDS) - FOLD_CUT
     if everything or len(messages) <= ROWS_IN_JSON or start <= FOLD_ENDS:
         return list(rows(planned))
-    settings = planned.settings
-    first = [Row(m.line, _role(m), what(m), m.tokens(settings.estimator), None, None, "summarise", False)
+    settings, place = planned.settings, planned.session.records.line
+    first = [Row(place(m.line), _role(m), what(m), m.tokens(settings.estimator), None, None, "summarise", False)
              for m in messages[:FOLD_ENDS]]  # fmt: skip
     return [*first, start - FOLD_ENDS, *rows(planned, start)]
 
@@ -230,8 +235,9 @@ def _folded(items: Sequence[Row | int], everything: bool) -> Iterator[Row | int]
 def plan_figures(planned: Planned) -> list[str]:
     """The lines under the table."""
     s, e, outcome = planned.settings, planned.estimate, planned.outcome
+    place = planned.session.records.line
     basis = "estimate" if e.last_usage_index is None else (
-        f"usage {_number(e.usage_tokens)} on line {planned.session.messages[e.last_usage_index].line}"
+        f"usage {_number(e.usage_tokens)} on line {place(planned.session.messages[e.last_usage_index].line)}"
         f" + {e.trailing_tokens:,} estimated after it")  # fmt: skip
     lines = [
         f"{visible(planned.path)}: {planned.session.format}, {sum(m.told for m in planned.session.messages)} messages",
@@ -240,7 +246,7 @@ def plan_figures(planned: Planned) -> list[str]:
     ]
     if isinstance(outcome, NoCompaction):
         return [*lines, f"nothing to compact: {outcome.branch}" + (f", {outcome.sub}" if outcome.sub else "")]
-    return [*lines, *_cut_figures(outcome)]
+    return [*lines, *_cut_figures(outcome, place)]
 
 
 def _trigger(planned: Planned) -> str:
@@ -250,10 +256,11 @@ def _trigger(planned: Planned) -> str:
     return f"window {s.context_window:,} - reserve {s.reserve_tokens:,} = {_number(planned.trigger)}"
 
 
-def _cut_figures(plan: CompactionPreparation) -> Iterator[str]:
+def _cut_figures(plan: CompactionPreparation, place: Callable[[int], int]) -> Iterator[str]:
     history, prefix = _told(plan.messages_to_summarize), _told(plan.turn_prefix_messages)
-    split = f", splits the turn that began on line {_turn_line(plan)}" if plan.is_split_turn else ""
-    yield f"cut      kept from line {plan.retained_tail[0].line}{split}"
+    begin = place(plan.turn_prefix_messages[0].line) if plan.turn_prefix_messages else None
+    split = f", splits the turn that began on line {begin}" if plan.is_split_turn else ""
+    yield f"cut      kept from line {place(plan.retained_tail[0].line)}{split}"
     yield f"removed  {history} messages summarised" + (f" + {prefix} of the turn's prefix" if prefix else "")
     over = plan.tokens_kept - plan.settings.keep_recent_tokens
     note = f", above keep_recent ({plan.settings.keep_recent_tokens:,}) by {over:,}" if over > 0 else ""
@@ -266,10 +273,6 @@ def _told(messages: Iterable[Message]) -> int:
     return sum(m.told for m in messages)
 
 
-def _turn_line(plan: CompactionPreparation) -> int | None:
-    return plan.turn_prefix_messages[0].line if plan.is_split_turn and plan.turn_prefix_messages else None
-
-
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
@@ -280,7 +283,10 @@ def diag_text(planned: Planned, diagnosis: Diagnosis, line: str | None) -> list[
     lines += plan_figures(planned)
     lines.append(diagnosis.explanation)
     if diagnosis.heaviest:
-        heavy = ", ".join(f"line {n} ({role}, {tokens:,} tokens)" for n, role, tokens in diagnosis.heaviest)
+        place = planned.session.records.line
+        heavy = ", ".join(
+            f"line {place(n)} ({role}, {tokens:,} tokens)" for n, role, tokens in diagnosis.heaviest
+        )
         lines.append(f"largest: {heavy}")
     lines += [f"suggestion: {s}" for s in diagnosis.suggestions]
     return lines
@@ -301,6 +307,12 @@ def log_table(entries: Sequence[LogEntry]) -> RenderableType:
     return table
 
 
+def near(path: str) -> str:
+    """A path below the current folder as one would type it there."""
+    here = os.path.join(os.getcwd(), "")
+    return path.removeprefix(here) or path
+
+
 def directory_table(found: Directory) -> RenderableType:
     from rich import box
     from rich.table import Table
@@ -308,7 +320,7 @@ def directory_table(found: Directory) -> RenderableType:
 
     table = Table("hash", "messages", "characters", "created", "source", box=box.SIMPLE_HEAD, show_edge=False)
     for s in found.segments:
-        source = "in this transcript" if s.hash in found.in_log else visible(s.source)
+        source = "in this transcript" if s.hash in found.in_log else visible(near(s.source))
         table.add_row(s.hash, f"{s.messages:,}", f"{s.chars:,}", s.created, RichText(source))
     for hash in found.missing:
         table.add_row(hash, "?", "?", "not in this archive", "")
@@ -322,11 +334,154 @@ def done_line(done: Done) -> str:
         return f"{path}: {visible(str(done.error))}"
     if done.skip is not None:
         return f"{path}: nothing to compact ({done.skip.sub or done.skip.branch})"
+    if done.left is not None:
+        return f"{path}: left alone ({visible(done.message or done.left)})"
     gone = done.figures["summarize"] + done.figures["prefix"]
-    degraded = f", DEGRADED: {visible(done.degraded)}" if done.degraded else ""
     return (f"{path}: {gone:,} messages -> 1 summary, {done.figures['kept']:,} kept, "
             f"{done.bytes_before:,} -> {done.bytes_after:,} bytes"
-            + (f", <<ccr:{done.hash}>>" if done.hash else "") + degraded)  # fmt: skip
+            + (f", <<ccr:{done.hash}>>" if done.hash else ""))  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------- batch
+COUNTED_ONLY = {"unchanged", "no_transcript", "too_young", "symlink", "compressed"}
+ROWS_SHOWN = 200  # of a batch
+
+
+@dataclass(slots=True)
+class BatchReport:
+    """A batch in figures: one row a file that was compacted, failed or skipped for a reason worth a row."""
+
+    totals: Totals = field(default_factory=Totals)
+    rows: list[tuple[str, str, int, int, str]] = field(default_factory=list)
+
+    def add(self, done: Done) -> None:
+        self.totals.add(done)
+        cause = skip_cause(done)
+        if done.error is not None:
+            self.rows.append(
+                (done.path, "failed", done.bytes_before, done.bytes_after, str(done.error.args[0]))
+            )
+        elif cause is None:
+            result = "degraded" if done.degraded else "compacted"
+            self.rows.append((done.path, result, done.bytes_before, done.bytes_after, done.hash))
+        elif cause not in COUNTED_ONLY:
+            self.rows.append((done.path, "skipped", done.bytes_before, done.bytes_after, cause))
+
+
+def batch_table(report: BatchReport) -> RenderableType:
+    """Each file's before, after, and hash or cause; of many the failures and those that shrank most."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text as RichText
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("file", overflow="fold")
+    table.add_column("result", no_wrap=True)
+    table.add_column("before", justify="right", no_wrap=True)
+    table.add_column("after", justify="right", no_wrap=True)
+    table.add_column("hash or cause", overflow="fold", min_width=16)
+    shown = report.rows
+    if len(shown) > ROWS_SHOWN:
+        weight = {id(row): (row[1] == "failed", row[2] - row[3]) for row in shown}
+        shown = sorted(shown, key=lambda row: weight[id(row)], reverse=True)[:ROWS_SHOWN]
+    for path, result, before, after, what in shown:
+        sizes = ("", "") if result == "failed" else (f"{before:,}", f"{after:,}")
+        table.add_row(RichText(visible(path)), result, *sizes, RichText(visible(what)))
+    if len(shown) < len(report.rows):
+        table.add_row(f"... {len(report.rows) - len(shown):,} more (--json lists them all)")
+    return table
+
+
+def totals_text(totals: Totals, *, dry_run: bool = False) -> Iterator[str]:
+    """The lines under the table."""
+    causes = ", ".join(f"{count:,} {cause}" for cause, count in sorted(totals.skipped.items()))
+    skipped = sum(totals.skipped.values())
+    yield (f"{totals.compacted:,} {'would be ' * dry_run}compacted, {skipped:,} skipped"
+           + (f" ({causes})" if causes else "") + f", {totals.failed:,} failed"
+           + (f"; {totals.degraded:,} of them with an excerpt for a summary" if totals.degraded else ""))  # fmt: skip
+    if totals.compacted:
+        saved = totals.bytes_before - totals.bytes_after
+        yield (f"{totals.bytes_before:,} -> {totals.bytes_after:,} bytes, "
+               f"{saved / max(1, totals.bytes_before):.0%} less")  # fmt: skip
+
+
+def totals_json(totals: Totals) -> dict[str, Any]:
+    return {"version": VERSION, "result": "totals", "files": totals.files, "compacted": totals.compacted,
+            "skipped": dict(sorted(totals.skipped.items())), "failed": totals.failed, "degraded": totals.degraded,
+            "bytes_before": totals.bytes_before, "bytes_after": totals.bytes_after}  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------- archive
+def stats_text(path: Path, stats: Stats) -> list[str]:
+    share = f" ({stats.stored_bytes / stats.raw_bytes:.1%})" if stats.raw_bytes else ""
+    return [
+        f"archive    {visible(str(path))}",
+        f"originals  {stats.runs:,}, {stats.raw_bytes:,} bytes",
+        f"segments   {stats.segments:,}",
+        f"stored in  {stats.stored_bytes:,} bytes{share}",
+        f"archived   {stats.oldest} to {stats.newest}" if stats.oldest else "archived   nothing yet",
+    ]
+
+
+def stats_json(path: Path, stats: Stats) -> dict[str, Any]:
+    return {"version": VERSION, "archive": str(path), "segments": stats.segments, "originals": stats.runs,
+            "raw_bytes": stats.raw_bytes, "stored_bytes": stats.stored_bytes, "oldest": stats.oldest,
+            "newest": stats.newest}  # fmt: skip
+
+
+def run_line(run: Run) -> str:
+    return f"{run.hash}  {run.created}  {run.input_size:,} bytes  {visible(run.source)}"
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    return {"version": VERSION, "hash": run.hash, "source": run.source, "format": run.format, "created": run.created,
+            "bytes": run.input_size, "sha256": run.input_sha256}  # fmt: skip
+
+
+def exported_json(one: Exported) -> dict[str, Any]:
+    if one.error is not None:
+        return error_json(one.error, one.run.source)
+    return run_json(one.run) | {"result": "ok", "output": str(one.path)}
+
+
+def asks_text(done: Done, prompts: bool) -> list[str]:
+    """The requests of a dry run, a line each; with `prompts`, each in full."""
+    asks = done.asks or ()
+    sent = sum(a.input_tokens for a in asks if not a.answered)
+    received = sum(a.max_tokens for a in asks if not a.answered)
+    many = f"{len(asks)} request{'s' * (len(asks) != 1)}"
+    cost = "" if done.cost is None else f", cost at most {done.cost:.6g}"
+    whom = visible(done.report.asked if done.report and done.report.asked else done.summarizer)
+    lines = [f"{visible(done.path)}: {many} to {whom}, about {sent:,} tokens in, "
+             + (f"at most {received:,} out" if received else "no limit on the output") + cost]  # fmt: skip
+    for ask in asks:
+        limit = f"{ask.max_tokens:,}" if ask.max_tokens else "no limit"
+        free = ", answered before" if ask.answered else ""
+        lines.append(f"  {ask.name}: about {ask.input_tokens:,} tokens in, {limit} out{free}")
+        if prompts:
+            lines += ["--- system prompt", printable(ask.system), "--- prompt", printable(ask.prompt), "---"]
+    return lines
+
+
+def spent_line(done: Done) -> str | None:
+    """What a model or program took, in one line; None when none was asked."""
+    report = done.report
+    if report is None or done.asks is not None or not report.spent:
+        return None
+    about = "about " if report.estimated else ""
+    reused = f", {report.reused} answered before" if report.reused else ""
+    cost = "" if done.cost is None else f", cost {done.cost:.6g}"
+    return (f"{visible(done.path)}: {report.requests} requests{reused}, {about}{report.input_tokens:,} tokens in, "
+            f"{report.output_tokens:,} out{cost}")  # fmt: skip
+
+
+def redacted_line(done: Done) -> str | None:
+    """How many secrets were masked in what was sent, by kind; None when there was none."""
+    found = done.report.redacted if done.report else None
+    if not found:
+        return None
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found.items())
+    return f"{visible(done.path)}: masked in what is sent: {kinds}"
 
 
 # ------------------------------------------------------------------------------------------ JSON
@@ -364,15 +519,24 @@ def diag_json(planned: Planned, diagnosis: Diagnosis) -> dict[str, Any]:
         **seen,
         "tokens_before": planned.estimate.tokens,
         "should_compact": planned.should_compact,
-        "heaviest": [{"line": n, "role": role, "tokens": t} for n, role, t in diagnosis.heaviest],
+        "heaviest": [
+            {"line": planned.session.records.line(n), "role": role, "tokens": t}
+            for n, role, t in diagnosis.heaviest
+        ],
         "explanation": diagnosis.explanation,
         "suggestions": list(diagnosis.suggestions),
     }
 
 
-def done_json(done: Done) -> dict[str, Any]:
+def done_json(done: Done, prompts: bool = False) -> dict[str, Any]:
     if done.error is not None:
         return error_json(done.error, done.path)
+    if done.left is not None:
+        return {"version": VERSION, "path": done.path, "result": "none", "branch": done.left, "sub": None,
+                "message": done.message, "bytes_before": done.bytes_before,
+                "bytes_after": done.bytes_after}  # fmt: skip
+    asks = {} if done.asks is None else {"requests": [_ask_json(ask, prompts) for ask in done.asks]}
+    made = done.skip is None and done.asks is None
     return {
         "version": VERSION,
         "path": done.path,
@@ -381,17 +545,35 @@ def done_json(done: Done) -> dict[str, Any]:
         "archive": done.archive,
         "hash": done.hash or None,
         "summarizer": done.summarizer or None,
+        "asked": (done.report.asked or None) if done.report else None,
         "degraded": done.degraded is not None,
         "degraded_reason": done.degraded,
-        "tokens_after": done.tokens_after if done.skip is None else None,
+        "tokens_after": done.tokens_after if made else None,
         "bytes_before": done.bytes_before,
         "bytes_after": done.bytes_after,
+        "usage": _usage_json(done.report) if done.report and done.asks is None else None,
+        "cost": done.cost,
+        "redacted": done.report.redacted if done.report else None,
+        **asks,
     }
 
 
+def _ask_json(ask: Ask, prompts: bool) -> dict[str, Any]:
+    texts = {"system": ask.system, "prompt": ask.prompt} if prompts else {}
+    return {"name": ask.name, "input_tokens": ask.input_tokens, "max_tokens": ask.max_tokens or None,
+            "answered": ask.answered, **texts}  # fmt: skip
+
+
+def _usage_json(report: Report) -> dict[str, Any]:
+    return {"requests": report.requests, "reused": report.reused, "input_tokens": report.input_tokens,
+            "output_tokens": report.output_tokens, "estimated": report.estimated}  # fmt: skip
+
+
 def error_json(error: HaoError, path: str | None = None) -> dict[str, Any]:
+    sent, received = getattr(error, "tokens", (0, 0))
+    usage = {"usage": {"input_tokens": sent, "output_tokens": received}} if sent or received else {}
     return {"version": VERSION, "path": error.path or path, "result": "error", "code": error.code,
-            "message": str(error.args[0]), "line": error.line}  # fmt: skip
+            "message": str(error.args[0]), "line": error.line, **usage}  # fmt: skip
 
 
 def directory_json(found: Directory) -> dict[str, Any]:

@@ -84,10 +84,11 @@ class Run:
         self.stub = Stub(facts["id"])
         settings = CompactionSettings(keep_recent_tokens=s["keep_recent_tokens"], reserve_tokens=s["reserve_tokens"],
                                       context_window=s["context_window"], estimator=CHARS)  # fmt: skip
-        summarizer = Prompted("stub", self.stub, s.get("summarizer_max_tokens", 0))
-        self.request = Request(
-            settings, summarizer=summarizer, archive=tmp_path / "archive.db", log=tmp_path / "log"
+        summarizer = Prompted(
+            "stub", self.stub, s.get("summarizer_max_tokens", 0), redact=bool(facts.get("redacted"))
         )
+        self.request = Request(settings, summarizer=summarizer, archive=tmp_path / "archive.db", log=tmp_path / "log",
+                               allow_growth="redacted" in facts)  # fmt: skip
         self.data = self.path.read_bytes()
         self.lines = self.data.split(b"\n")
         self.target = tmp_path / "out.jsonl"
@@ -211,6 +212,29 @@ def test_summary(run_of, id):
     for text in (*ALL[id].get("not_in_summary", ()), *ALL[id].get("nowhere", ())):
         assert text not in run.summary
         assert text not in (run.done.degraded or "")
+
+
+@pytest.mark.parametrize("id", ids("redacted"))
+def test_redacted(run_of, id):
+    run = run_of(id)
+    for told in (*run.stub.prompts, run.summary, json.dumps(run.json), json.dumps(show.done_json(run.done))):
+        for secret in ALL[id]["redacted"]:
+            assert secret not in told
+    assert sum(run.done.report.redacted.values()) == len(ALL[id]["redacted"])
+    assert "AWS_ACCESS_KEY_ID=[REDACTED]" in run.stub.prompts[0]
+    assert run.request.archive.stat().st_mode & 0o777 == 0o600
+
+
+def test_B94_a_failed_summary_tells_no_secret_either(tmp_path):
+    path = tmp_path / "s.jsonl"
+    path.write_bytes((CASES / "B94.jsonl").read_bytes())
+    settings = CompactionSettings(keep_recent_tokens=400, reserve_tokens=1024, estimator=CHARS)
+    summarizer = Prompted("stub", Stub("B24"), redact=True)
+    request = Request(settings, summarizer=summarizer, archive=tmp_path / "a.db", allow_growth=True)
+    done = compact_in_place(str(path), request)
+    summary = FORMATS["claude"].read(read(path.read_bytes()), ReadOptions()).messages[0].text
+    assert done.degraded
+    assert not any(secret in summary for secret in ALL["B94"]["redacted"])
 
 
 @pytest.mark.parametrize("id", ids("kept_bytes", "must_keep_lines"))

@@ -475,7 +475,15 @@ def test_several_paths_one_bad(run):
         "compact", "a.jsonl", "b.jsonl", "missing", "c.jsonl", "--in-place", "--archive", "a.db", *KEEP
     )
     assert found.code == 7
-    assert [line.split(": ")[0] for line in found.lines] == ["a.jsonl", "haocompact", "haocompact", "c.jsonl"]
+    assert found.lines == ["haocompact: b.jsonl: empty file", "haocompact: missing: no such file"]
+    rows = [line.split()[:2] for line in found.out.decode().splitlines()[2:6]]
+    assert rows == [
+        ["a.jsonl", "compacted"],
+        ["b.jsonl", "failed"],
+        ["missing", "failed"],
+        ["c.jsonl", "compacted"],
+    ]
+    assert "2 compacted, 0 skipped, 2 failed" in found.out.decode()
     assert all(len(Path(n).read_bytes()) < len(CHAT) for n in ("a.jsonl", "c.jsonl"))
     found = run("compact", "b.jsonl", "c.jsonl", "--output-dir", "out")
     assert (found.code, os.listdir("out")) == (7, ["c.jsonl"])
@@ -490,15 +498,18 @@ def test_folders_are_walked(run, jobs):
     found = run(
         "compact", "x", "--in-place", "--archive", "a.db", "--min-age", "0", "--jobs", jobs, "--json", *KEEP
     )
-    assert found.code == 7
-    assert [(Path(o["path"]).name, o["result"]) for o in found.json] == [
-        ("a.jsonl", "ok"),
-        ("empty.jsonl", "error"),
-        ("b.jsonl", "ok"),
+    assert found.code == 0
+    assert [(Path(o["path"]).name, o["result"], o["branch"]) for o in found.json[:-1]] == [
+        ("a.jsonl", "ok", None),
+        ("empty.jsonl", "none", "no_transcript"),
+        ("b.jsonl", "ok", None),
     ]
     assert Path("x/notes.txt").read_bytes() == CHAT
     found = run("compact", "x/a.jsonl", "x/deep", "--in-place", "--archive", "a.db", "--json")
-    assert [(o["result"], o.get("code")) for o in found.json] == [("none", None), ("error", "SOURCE_BUSY")]
+    assert [(o["result"], o["branch"]) for o in found.json[:-1]] == [
+        ("none", "nothing_to_summarize"),
+        ("none", "in_use"),
+    ]
     back = run("retrieve", "x/a.jsonl", "--restore", "--archive", "a.db")
     assert back.out == CHAT
 
@@ -909,7 +920,7 @@ def test_compact_errors_are_objects_too(run):
     put("x.jsonl", b"")
     found = run("compact", "x.jsonl", "missing", "--json", "--output-dir", "out")
     assert [(o["result"], o["code"], o["path"]) for o in found.json] == [
-        ("error", "TRANSCRIPT", "x.jsonl"),
+        ("error", "NO_TRANSCRIPT", "x.jsonl"),
         ("error", "TRANSCRIPT", "missing"),
     ]
     assert found.code == 7
@@ -1244,7 +1255,8 @@ def test_file_names_that_are_not_utf8(run):
     assert run("compact", name, "--in-place", "--log", "log").code == 0
     assert run("diag", "--read-log", "--log", "log", "--json").json[0]["source"] == name
     assert run("retrieve", name, "--restore", "--archive", "a.db").out == CHAT
-    assert run("retrieve", name, "--json", "--archive", "a.db").json[0]["segments"][0]["source"] == name
+    (listed,) = run("retrieve", name, "--json", "--archive", "a.db").json
+    assert listed["segments"][0]["source"] == os.path.abspath(name)
 
 
 def test_skips_of_a_hostile_summary_are_one_line(run):

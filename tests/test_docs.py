@@ -58,10 +58,8 @@ def test_every_option_is_documented(name):
 
 
 def test_options_named_in_the_text_exist():
-    known = {o for c in COMMANDS.values() for p in c.params for o in (*p.opts, *p.secondary_opts)} | {
-        "--version",
-        "--help",
-    }
+    params = [p for c in COMMANDS.values() for p in c.params]
+    known = {o for p in params for o in (*p.opts, *p.secondary_opts)} | {"--version", "--help"}
     known |= {"--install-completion", "--show-completion"}
     named = set(
         re.findall(

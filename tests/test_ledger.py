@@ -473,18 +473,18 @@ def test_the_assistant_cannot_overrule_the_user():
 def test_keys_are_masked(secret):
     text = summary(user(f"Always use {secret} for the staging API."), user(f"it is {secret}"))
     assert secret not in text
-    assert "[secret]" in text
+    assert "[REDACTED]" in text
 
 
 @pytest.mark.parametrize(
     ("text", "masked"),
     [
-        ("password=hunter2!", "password=[secret]"),
-        ("DB_PASSWORD: 'hunter2'", "DB_PASSWORD: '[secret]'"),
-        ("api_key = abc123def456", "api_key = [secret]"),
-        ("Authorization: Bearer abc123def456ghi", "Authorization: Bearer [secret]"),
-        ("postgres://app:s3cr3t@db:5432/x", "postgres://app:[secret]@db:5432/x"),
-        ("密码是 abc12345", "密码是 [secret]"),
+        ("password=hunter2!", "password=[REDACTED]"),
+        ("DB_PASSWORD: 'hunter2'", "DB_PASSWORD: '[REDACTED]'"),
+        ("api_key = abc123def456", "api_key = [REDACTED]"),
+        ("Authorization: Bearer abc123def456ghi", "Authorization: Bearer [REDACTED]"),
+        ("postgres://app:s3cr3t@db:5432/x", "postgres://app:[REDACTED]@db:5432/x"),
+        ("密码是 abc12345", "密码是 [REDACTED]"),
         ("the password is stored in vault", "the password is stored in vault"),
         ("max_tokens: 200", "max_tokens: 200"),
         ("password=os.environ['X']", "password=os.environ['X']"),

@@ -42,6 +42,7 @@ from haocompact.errors import SummaryError
 from haocompact.formats import haocode
 from haocompact.formats.session import ReadOptions
 from haocompact.records import clean, read
+from haocompact.redact import mask_error
 from haocompact.summarize import (
     TOOL_RESULT_MAX_CHARS,
     Prompted,
@@ -51,7 +52,6 @@ from haocompact.summarize import (
     format_file_operations,
     generate_summary,
     generate_turn_prefix_summary,
-    mask_secrets,
     output_budget,
     serialize_conversation,
     summary_text,
@@ -732,7 +732,7 @@ def test_secrets_in_an_error_are_masked_where_the_seed_writes_them_out():
     conversation = [{"role": "user", "content": "x" * 40}, {"role": "user", "content": "y" * 40}]
     settings, _ = make_settings(10)
     summary, _ = written(conversation, settings, Asked([Failure(error)], SummaryError))
-    assert f"[Summarization failed: {mask_secrets(error)}]" in summary["content"]
+    assert f"[Summarization failed: {mask_error(error)}]" in summary["content"]
     assert "Bearer abc" not in summary["content"]
 
 

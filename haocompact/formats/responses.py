@@ -90,9 +90,6 @@ def read(records: Records, options: ReadOptions) -> Session:
     if sealed and sealed[-1] - 1 not in session.state.head:
         session.messages = [m for m in session.messages if m.line > sealed[-1]]
         session.state.head.append(sealed[-1] - 1)
-        session.warn(
-            sealed[-1], "compacted by the server: what is before it is not shown to the model any more"
-        )
     if not session.messages:
         raise no_messages(records, NAME)
     _group(session.messages)

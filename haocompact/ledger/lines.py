@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-SECRET = "[secret]"
+from haocompact.redact import mask_secrets
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
@@ -18,22 +18,6 @@ _TITLE = re.compile(
 )
 _TAG = re.compile(r"(?:(?:Latest request|User|System|Tool|Proposed): +)+")
 
-_KEY_SHAPES = re.compile(
-    r"\b(?:[spr]k[-_](?:live_|test_|ant-|proj-)?[\w-]{16,}|AKIA[0-9A-Z]{12,}|gh[opsur]_\w{16,}"
-    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,}|npm_\w{30,}|hf_\w{20,}"
-    r"|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?)"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
-)
-_BEARER = re.compile(r"\b(Bearer|Basic)( +)(?=[\w.~+/-]*\d)[\w.~+/-]{12,}=*", re.I)
-_USERINFO = re.compile(r"(?<=://)([^\s/:@\[]+):([^\s/@]+)@")
-_ASSIGNED = re.compile(
-    r"((?:pass(?:word|wd|phrase)|\bpwd|secret|token|(?:api|access|private|auth|signing|encryption)[_-]?key"
-    r"|密码|口令|密钥)[\"'`]?\s*)(=|:|：|\bis\b|是|为)(\s*[\"'`]?)([^\s\"'`,;，。；]{3,})",
-    re.I,
-)
-_CODE_VALUE = re.compile(
-    r"[$<{(\[*%]|.*[(\[{]|(?:none|null|true|false|str|string|undefined|required|optional)\b", re.I
-)
 _SECRET_HINTS = (
     *(
         "pass",
@@ -45,6 +29,7 @@ _SECRET_HINTS = (
         "basic",
         "://",
         "akia",
+        "asia",
         "aiza",
         "eyj",
         "sk-",
@@ -98,22 +83,6 @@ def _clean_once(text: str) -> str:
 def _may_hold_secrets(text: str) -> bool:
     low = text.lower()
     return any(map(low.__contains__, _SECRET_HINTS))
-
-
-def mask_secrets(text: str) -> str:
-    """Replace the values of secrets and keep their names: `api_key=[secret]`."""
-    text = _BEARER.sub(rf"\1\2{SECRET}", _KEY_SHAPES.sub(SECRET, text))
-    text = _USERINFO.sub(rf"\1:{SECRET}@", text)
-    return _ASSIGNED.sub(_mask_assigned, text)
-
-
-def _mask_assigned(match: re.Match[str]) -> str:
-    name, sign, gap, value = match.groups()
-    plain = name.lower().startswith(("pass", "pwd", "密码", "口令")) and sign in "=:："
-    telling = plain or (len(value) >= 6 and any(c.isdigit() for c in value))
-    if SECRET in value or _CODE_VALUE.match(value) or not telling:
-        return match.group()
-    return f"{name}{sign}{gap}{SECRET}"
 
 
 def cut(text: str, limit: int) -> str:
