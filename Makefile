@@ -4,11 +4,14 @@
 # make torture  500 kills, nothing lost   make fuzz    20,000 mutated transcripts
 # make bench  speed and memory against parsing alone (BENCH="--sizes 10 --runs 1" for a quick look)
 # make test-clients  the clients' own readers, and whole clients, on what haocompact writes (installs 2.6 GB)
-# Everything happens in .venv; PYTHON names another interpreter (3.11 or newer).
+# make bench-quality  what summaries keep, ours beside others' (QUALITY="facts --seeds 2" for a quick look)
+# Everything happens in .venv (the quality bench: .venv-bench); PYTHON names another interpreter (3.11 or newer).
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BENCH_VENV := .venv-bench
+RIVALS := local-context-compiler compaction-conformance-kit conpact
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CLIENTS ?= .clients
 SAMPLE := samples/pi/weather-station.jsonl
@@ -20,7 +23,7 @@ MOVED := moved
 endif
 
 .DEFAULT_GOAL := run
-.PHONY: run test test-clients lint check readme bench torture fuzz clean moved
+.PHONY: run test test-clients lint check readme bench bench-quality torture fuzz clean moved
 
 run: $(VENV)/installed
 	@set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
@@ -65,11 +68,14 @@ fuzz: $(VENV)/installed
 bench: $(VENV)/installed
 	@$(BIN)/python tests/bench/speed.py $(BENCH)
 
+bench-quality: $(BENCH_VENV)/installed
+	@$(BENCH_VENV)/bin/python tests/bench/quality.py $(QUALITY)
+
 readme: $(VENV)/installed
 	@$(BIN)/python tests/readme.py
 
 clean:
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find haocompact tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/installed: pyproject.toml $(MOVED)
@@ -80,6 +86,13 @@ $(VENV)/installed: pyproject.toml $(MOVED)
 	@$(PIP) install --editable .
 	@$(BIN)/python -m compileall -q haocompact  # as an installed package has it, whatever the environment says
 	@printf %s '$(CURDIR)' > $(VENV)/place
+	@touch $@
+
+$(BENCH_VENV)/installed: pyproject.toml Makefile $(MOVED)
+	@$(PYTHON) -m venv --clear $(BENCH_VENV)
+	@$(BENCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable .
+	@for rival in $(RIVALS); do $(BENCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $$rival \
+	|| echo "$$rival can't be installed here; its rows will be missing"; done
 	@touch $@
 
 $(VENV)/tested: $(VENV)/installed

@@ -363,6 +363,21 @@ def compact(
             show_default=False,
         ),
     ] = None,
+    summary_chars: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Characters of the offline summary.",
+            show_default="a fifth of the old part, 2000 to 12000",
+        ),
+    ] = None,
+    keep_rules: Annotated[
+        bool,
+        typer.Option(
+            "--keep-rules/--no-keep-rules",
+            help="Put back the rules that a summary by --command or a model lacks.",
+        ),
+    ] = True,
     on_failure: Annotated[
         OnFailure, typer.Option(help="When a summary fails: keep an excerpt and say so, or fail (exit 5).")
     ] = OnFailure.degrade,
@@ -429,11 +444,11 @@ def compact(
     where_to = None if no_archive else archive or _archive_path()
     asked = _Asked(summarizer, model, base_url, api_key_env, temperature, retries, concurrency, command, shell, timeout,
                    summarizer_window, summarizer_max_tokens, instructions, redact, fresh, lang.value, where_to,
-                   _typed(context), quiet)  # fmt: skip
+                   _typed(context), quiet, summary_chars)  # fmt: skip
     chosen = _summarizer(asked)
     dry_run = dry_run or show_prompt
     request = _request(settings, format, leaf, branch=branch, summarizer=chosen, lang=lang.value,
-                       on_failure=on_failure.value, archive=where_to, log=log or _log_path(),
+                       on_failure=on_failure.value, keep_rules=keep_rules, archive=where_to, log=log or _log_path(),
                        prices=_prices(price_in, price_out),
                        if_needed=if_needed, cooldown=cooldown, lines=_line_range(range_, strategy),
                        allow_growth=allow_growth, append=append, level=level, to=to or "")  # fmt: skip
@@ -670,6 +685,7 @@ class _Asked(NamedTuple):
     archive: Path | None
     typed: frozenset[str]
     quiet: bool
+    summary_chars: int | None
 
 
 def _typed(context: typer.Context) -> frozenset[str]:
@@ -683,7 +699,10 @@ def _typed(context: typer.Context) -> frozenset[str]:
 def _summarizer(asked: _Asked) -> Summarizer:
     from haocompact.summarize import Excerpt, Extract
 
-    match _chosen(asked):
+    chosen = _chosen(asked)
+    if asked.summary_chars is not None and chosen is not SummarizerName.extract:
+        raise UsageError("--summary-chars goes with the offline summarizer")
+    match chosen:
         case SummarizerName.openai:
             return _of_model(asked)
         case SummarizerName.command:
@@ -691,7 +710,7 @@ def _summarizer(asked: _Asked) -> Summarizer:
         case SummarizerName.excerpt:
             return Excerpt(asked.lang)
         case _:
-            return Extract()
+            return Extract(asked.summary_chars)
 
 
 def _chosen(asked: _Asked) -> SummarizerName:

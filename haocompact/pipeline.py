@@ -114,6 +114,7 @@ class Request:
     branch: int | None = None
     summarizer: Summarizer = OFFLINE
     on_failure: str = "degrade"
+    keep_rules: bool = True
     lang: str = "en"
     archive: Path | None = None
     log: Path | None = None
@@ -355,7 +356,8 @@ def compact(source: Source, request: Request) -> Compacted | Skipped:
     planned, outcome = _decided(source, request)
     if isinstance(outcome, NoCompaction):
         return _skipped(planned, outcome, request)
-    summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang)
+    summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang,
+                              keep_rules=request.keep_rules)  # fmt: skip
     made = _appended if request.append else _converted if _converts(planned, request) else _rebuilt
     return made(source, request, planned, outcome, summary)
 

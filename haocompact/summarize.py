@@ -33,7 +33,7 @@ from haocompact.compaction import (
 )
 from haocompact.errors import SummaryError
 from haocompact.jsjson import file_order, stringify
-from haocompact.ledger import extract
+from haocompact.ledger import extract, with_rules
 from haocompact.prompts import (
     SUMMARIZATION_PROMPT,
     TURN_PREFIX_SUMMARIZATION_PROMPT,
@@ -344,8 +344,10 @@ class Extract:
     name: str = "extract"
 
     def summarize(self, plan: CompactionPreparation, report: Report | None = None) -> str:
+        lists = format_file_operations(*compute_file_lists(plan.file_ops))
         return extract(_told(plan.messages_to_summarize), _told(plan.turn_prefix_messages),
-                       previous_body(plan.previous_summary), max_chars=self.max_chars)  # fmt: skip
+                       previous_body(plan.previous_summary), max_chars=self.max_chars,
+                       reserved=len(lists))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,11 +448,18 @@ def _told(messages: Sequence[Message]) -> list[Message]:
 
 
 def compact_context(plan: CompactionPreparation, summarizer: Summarizer, *, on_failure: str = "degrade",
-                    lang: str = "en") -> Summary:  # fmt: skip
-    """The summary of a plan. `on_failure`: "degrade" to the excerpt, or "fail" (raises SummaryError)."""
+                    lang: str = "en", keep_rules: bool = True) -> Summary:  # fmt: skip
+    """The summary of a plan. `on_failure`: "degrade" to the excerpt, or "fail" (raises SummaryError).
+
+    `keep_rules`: the rules that a model's summary lacks are put back, word for word.
+    """
     report = Report(summarizer.asked) if isinstance(summarizer, Prompted) else None
     try:
-        return Summary(summarizer.summarize(plan, report), summarizer.name, report=report)
+        body = summarizer.summarize(plan, report)
+        if keep_rules and plan.settings.repair and isinstance(summarizer, Prompted):
+            body = with_rules(body, _told(plan.messages_to_summarize), _told(plan.turn_prefix_messages),
+                              previous_body(plan.previous_summary))  # fmt: skip
+        return Summary(body, summarizer.name, report=report)
     except SummaryError as error:
         reason = mask_error(str(error.args[0]))
         if on_failure == "fail":

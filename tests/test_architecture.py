@@ -18,6 +18,15 @@ MODULES = {
 BASE = {"errors", "jsjson", "cjk", "prompts", "records", "compaction", "archive", "redact"}
 MIDDLE = BASE | {"ccr", "segment", "ledger", "chunks", "summarize", "model", "diag", "formats.session",
                  "formats.document"}  # fmt: skip
+LEDGER = [
+    "lines",
+    "wording",
+    "outputs",
+    "entries",
+    "budget",
+    "reader",
+    "rules",
+]  # each imports those before it
 ADAPTERS = {
     m
     for m in MODULES
@@ -35,11 +44,13 @@ ALLOWED = {  # module -> what it may import of haocompact
     "compaction": {"errors", "cjk", "jsjson"},
     "archive": {"errors"},
     "redact": set(),
+    **{f"ledger.{m}": {"compaction", *(f"ledger.{o}" for o in LEDGER[:i])} for i, m in enumerate(LEDGER)},
+    "ledger.lines": {"redact"},
+    "ledger.__init__": {f"ledger.{m}" for m in LEDGER},
     **dict.fromkeys(
         (
             "ccr",
             "segment",
-            "ledger",
             "chunks",
             "summarize",
             "model",

@@ -987,6 +987,8 @@ def test_a_settings_file_that_is_named_must_be_there(run, monkeypatch):
             "--command and --summarizer extract: only one summarizer can be named",
         ),
         (["--summarizer", "command"], "--summarizer command needs --command"),
+        (["--summary-chars", "500", "--command", "cat"], "--summary-chars goes with the offline summarizer"),
+        (["--summary-chars", "0"], "Invalid value for '--summary-chars'"),
         (["--estimator", "words"], "no such estimator: words (known: cjk, chars, tiktoken[:ENCODING])"),
         (["--keep-recent", "x"], "Invalid value for '--keep-recent'"),
         (["--nonsense"], "No such option: --nonsense"),
@@ -997,6 +999,27 @@ def test_usage_errors(run, words, message):
     found = run("compact", *words, stdin=SMALL)
     assert (found.code, found.out, len(found.lines)) == (2, b"", 1)
     assert message in found.err
+
+
+def test_summary_chars(run):
+    rules = [user(f"Never rename column c{i}_total in table t{i}.") for i in range(200)]
+    lengths = []
+    for chars in (1000, 3000):
+        found = run("compact", *KEEP, "--no-archive", "--summary-chars", chars, stdin=jsonl(rules + chat()))
+        summary = found.json[0]["content"]
+        assert "(left out: rules " in summary
+        lengths.append(len(summary))
+    assert lengths[0] < 1200 < 2500 < lengths[1] < 3200
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_rule_that_the_program_forgets_is_put_back(run, keep):
+    program = f"{sys.executable} -c \"print('## Goal\\n- Go on')\""
+    words = ("--command", program, "--keep-rules" if keep else "--no-keep-rules")
+    chats = jsonl([user("Never write to the folder beans/raw."), assistant("Fine."), *chat()])
+    summary = run("compact", *KEEP, "--no-archive", *words, stdin=chats).json[0]["content"]
+    assert ("- Never write to the folder beans/raw." in summary) is keep
+    assert "## Goal\n- Go on" in summary
 
 
 def test_version_and_help(run):
