@@ -24,7 +24,6 @@ from haocompact.formats.session import Json, Session, list_summary
 from haocompact.records import clean, dump
 from haocompact.summarize import shell_text
 
-TARGETS = ("openai",)
 NO_IMAGE = "(image)"
 NO_RESULT = "(no result was recorded)"
 
@@ -60,7 +59,7 @@ def to_openai(session: Session, messages: Sequence[Message], summary: str | None
 
 
 def texts_lost(messages: Iterable[Message], written: Iterable[Message]) -> list[str]:
-    """Texts, calls and results of `messages` that `written` does not have, and the other way round."""
+    """Lines of text, calls and results of `messages` that `written` does not have, and the other way round."""
     before, after = Counter(_told(messages)), Counter(_told(written))
     for placeholder in ("", NO_IMAGE, NO_RESULT):
         after.pop(placeholder, None)
@@ -72,11 +71,11 @@ def _told(messages: Iterable[Message]) -> Iterator[str]:
     for message in messages:
         for part in message.parts:
             if isinstance(part, Text):
-                yield clean(part.text)
+                yield from clean(part.text).split("\n")
             elif isinstance(part, Shell):
-                yield clean(shell_text(part))
+                yield from clean(shell_text(part)).split("\n")
             elif isinstance(part, ToolResult):
-                yield from map(clean, part.texts)
+                yield from (line for text in part.texts for line in clean(text).split("\n"))
             elif isinstance(part, ToolCall) and message.role == "assistant":
                 yield clean(f"{part.name}({arguments_text(part.arguments) or '{}'})")
 
@@ -141,13 +140,20 @@ def _new_id(id: str | None, used: set[str]) -> str:
 def _lines(turns: Sequence[_Turn]) -> Iterator[Json]:
     for turn in turns:
         if not turn.calls:
-            yield {"role": turn.role, "content": _content(turn.content)}
+            yield {"role": turn.role, "content": _said(turn)}
             continue
         calls = [{"id": c.id, "type": "function",
                   "function": {"name": c.call.name, "arguments": arguments_text(c.call.arguments) or "{}"}}
                  for c in turn.calls]  # fmt: skip
-        yield {"role": turn.role, "content": _content(turn.content) or None, "tool_calls": calls}
+        yield {"role": turn.role, "content": _said(turn) or None, "tool_calls": calls}
         yield from _results(turn.calls, pending=turn is turns[-1])
+
+
+def _said(turn: _Turn) -> str | list[Json]:
+    """What a message says; an answer is plain text, as the API itself gives it."""
+    if turn.role != "assistant":
+        return _content(turn.content)
+    return "\n".join(part.get("text", NO_IMAGE) for part in turn.content)
 
 
 def _results(calls: Sequence[_Call], *, pending: bool) -> Iterator[Json]:

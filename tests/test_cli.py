@@ -118,7 +118,7 @@ BAD = {
     ),
     "torn.jsonl.gz": (gzip.compress(CHAT)[:-30], "compressed, but damaged"),
     "torn.jsonl.zst": (zstandard.compress(CHAT)[:40] + bytes(300), "compressed, but damaged"),
-    "array.jsonl": (json.dumps(chat()).encode(), "unknown format"),
+    "array.jsonl": (b"[1, 2, 3]", "unknown format"),
 }
 
 

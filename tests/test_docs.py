@@ -11,7 +11,7 @@ import typer
 from haocompact import errors
 from haocompact.cli import app
 from haocompact.compaction import CompactionSettings
-from haocompact.formats import FORMATS
+from haocompact.formats import FORMATS, READ_ONLY
 from haocompact.pipeline import Compacted, Request, compact, conversations, open_source
 
 TEXT = readme.README.read_text("utf-8")
@@ -112,16 +112,18 @@ def test_every_sample_folder_is_a_known_format_and_each_format_has_samples():
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_sample_compacts_or_has_a_reason(name):
-    settings = CompactionSettings(keep_recent_tokens=readme.KEEP_SMALL)
+    settings, form = CompactionSettings(keep_recent_tokens=readme.KEEP_SMALL), name.split("/")[0]
     with open_source(str(SAMPLES[name])) as source:
-        request = Request(settings=settings)
+        request = Request(settings=settings, to="openai" if form in READ_ONLY else "")
         results = [compact(part, request) for part in conversations(source, request)]
         result = next((r for r in results if isinstance(r, Compacted)), results[0])
-    if name in SKIPPED:
+    assert result.planned.session.format == form
+    if form in READ_ONLY:
+        assert result.output if isinstance(result, Compacted) else result.converted
+    elif name in SKIPPED:
         assert result.skip.sub == SKIPPED[name]
     else:
         assert isinstance(result, Compacted)
-        assert result.planned.session.format == name.split("/")[0]
         assert not result.planned.session.warnings
 
 
