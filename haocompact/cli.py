@@ -54,6 +54,10 @@ class Strategy(StrEnum):
     segment = "segment"
 
 
+class Target(StrEnum):
+    openai = "openai"
+
+
 class SummarizerName(StrEnum):
     extract = "extract"
     openai = "openai"
@@ -229,6 +233,10 @@ def compact(
         bool,
         typer.Option("--append", help="Keep all old bytes and add the client's own compaction record."),
     ] = False,
+    to: Annotated[
+        Target | None,
+        typer.Option("--to", help="Write another format than the transcript's own.", show_default=False),
+    ] = None,
     keep_recent: KeepRecent = 20000,
     reserve: Reserve = 16384,
     window: Window = 200_000,
@@ -428,7 +436,10 @@ def compact(
                        on_failure=on_failure.value, archive=where_to, log=log or _log_path(),
                        prices=_prices(price_in, price_out),
                        if_needed=if_needed, cooldown=cooldown, lines=_line_range(range_, strategy),
-                       allow_growth=allow_growth, append=append, level=level)  # fmt: skip
+                       allow_growth=allow_growth, append=append, level=level, to=to or "")  # fmt: skip
+    if to and (in_place or append):
+        raise UsageError("--to writes another file beside the transcript: it does not go with "
+                         f"{'--in-place' if in_place else '--append'}")  # fmt: skip
     where = _one_target(output, output_dir, in_place, dry_run)
     if where == "stdout" and as_json and not dry_run:
         raise UsageError(
@@ -875,7 +886,7 @@ def _to_targets(paths: list[str] | None, request: Request, where: str, output: P
     if output is not None and any(_same_file(output, name) for name in names):
         raise UsageError("-o names the transcript itself: use --in-place")
     if folder is not None:
-        _one_name_each(names, folder)
+        _one_name_each(names, folder, request.to)
         folder.mkdir(parents=True, exist_ok=True)
     for path in names:
         try:
@@ -890,11 +901,13 @@ def _same_file(a: Path, b: str) -> bool:
     return a.exists() and os.path.exists(b) and os.path.samefile(a, b)
 
 
-def _one_name_each(names: list[str], folder: Path) -> None:
+def _one_name_each(names: list[str], folder: Path, to: str) -> None:
     """Refuse to write one result over another, or over a transcript."""
+    from haocompact.pipeline import output_name
+
     given: dict[Path, str] = {}
     for name in names:
-        target = folder / Path(name).name
+        target = folder / output_name(name, to)
         if target in given:
             raise UsageError(f"{given[target]} and {name} would both become {target}")
         given[target] = name

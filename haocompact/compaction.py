@@ -101,7 +101,8 @@ class Message:
     """One message of the active conversation.
 
     `role`: user, assistant, toolResult, system, bashExecution, custom, branchSummary.
-    `line`: 1-based physical line it stands on. `kind`: "", compaction_summary, or a client's own word.
+    `line`: 1-based number of its record (in a log: the physical line). `kind`: "", compaction_summary, or a
+    client's own word.
     `usage`: context tokens that the provider reported with it, None when there is no valid figure, and
     then `usage_note` says why one was rejected. `group`: messages of one group are never parted (lines of
     one streamed response, reasoning and the item it belongs to). `hidden`: never sent to a model.
@@ -112,8 +113,8 @@ class Message:
     held in memory.
     """
 
-    __slots__ = ("_parts", "_tokens", "at_end", "files", "group", "hidden", "id", "kept", "kind", "line", "role",
-                 "usage", "usage_note")  # fmt: skip
+    __slots__ = ("_parts", "_tokens", "at_end", "files", "group", "hidden", "id", "kept", "kind", "line",
+                 "role", "usage", "usage_note")  # fmt: skip
 
     def __init__(self, role: str, parts: Parts | Callable[[], Parts] = (), *, line: int = 0,
                  id: str | None = None, kind: str = "", usage: float | None = None, usage_note: str = "",

@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +38,7 @@ from haocompact.compaction import (
     prepare_compaction,
     should_compact,
 )
+from haocompact.convert import texts_lost, to_openai
 from haocompact.diag import Diagnosis, append_log, diagnose, log_line
 from haocompact.errors import (
     ArchivedElsewhere,
@@ -63,8 +64,16 @@ from haocompact.files import (
     write_error,
     write_file,
 )
-from haocompact.formats import FORMATS, detect
-from haocompact.formats.session import Checkpoint, Format, Piece, ReadOptions, Session, removed
+from haocompact.formats import FORMATS, WRITABLE, detect
+from haocompact.formats.session import (
+    Checkpoint,
+    Format,
+    Piece,
+    ReadOptions,
+    Session,
+    WritableFormat,
+    removed,
+)
 from haocompact.logged import Logged, logged_segments
 from haocompact.logged import messages as logged_messages
 from haocompact.records import Data, Extended, Record, Records, chunks_of, read
@@ -94,8 +103,9 @@ class Request:
     `level`: of the archive's compression. `archives`: those that are read, where they are several.
 
     `cooldown`: seconds since the last compaction of the same transcript (with `if_needed`). `lines`: a
-    narrower range for the segment strategy. `append`: the client's own record behind the old bytes.
-    `prices`: of a million tokens, sent and received.
+    narrower range for the segment strategy. `append`: the client's own record behind the old bytes. `to`: the
+    format to write instead of the transcript's own ("" for its own). `prices`: of a million tokens, sent and
+    received.
     """
 
     settings: CompactionSettings = DEFAULT_COMPACTION_SETTINGS
@@ -114,6 +124,7 @@ class Request:
     append: bool = False
     level: int = DEFAULT_LEVEL
     archives: tuple[Path, ...] = ()
+    to: str = ""
     prices: tuple[float, float] | None = None
 
 
@@ -328,20 +339,24 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A transcript that stays as it is, and why. `summary`: one that was made and came out no shorter."""
+    """A transcript that stays as it is, and why. `summary`: one that was made and came out no shorter.
+
+    `converted`: all of it in the format that was asked for.
+    """
 
     planned: Planned
     skip: NoCompaction
     summary: Summary | None = None
+    converted: bytes | None = None
 
 
 def compact(source: Source, request: Request) -> Compacted | Skipped:
     """Plan, summarise, rebuild, check. Nothing is written yet; raises SummaryError, TranscriptError."""
     planned, outcome = _decided(source, request)
     if isinstance(outcome, NoCompaction):
-        return Skipped(planned, outcome)
+        return _skipped(planned, outcome, request)
     summary = compact_context(outcome, request.summarizer, on_failure=request.on_failure, lang=request.lang)
-    made = _appended if request.append else _rebuilt
+    made = _appended if request.append else _converted if _converts(planned, request) else _rebuilt
     return made(source, request, planned, outcome, summary)
 
 
@@ -349,14 +364,16 @@ def _decided(source: Source, request: Request) -> tuple[Planned, CompactionPrepa
     """The plan, and what comes of it for `compact`."""
     planned = plan(source, request)
     outcome = planned.outcome
+    if not _converts(planned, request) and planned.session.format not in WRITABLE:
+        title = FORMATS[planned.session.format].TITLE
+        raise TranscriptError(f"{title}: only read; --to openai writes the conversation as OpenAI chat",
+                              path=source.path)  # fmt: skip
+    if isinstance(outcome, CompactionPreparation) and request.if_needed:
+        outcome = not_needed(planned, request) or outcome
     if isinstance(outcome, NoCompaction):
         return planned, outcome
-    if request.if_needed and (skip := not_needed(planned, request)) is not None:
-        return planned, skip
     if planned.mixed:
-        others = ", ".join(planned.mixed)
-        raise TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
-                              path=source.path)  # fmt: skip
+        raise _undecided(planned)
     if request.append:
         _append_of(source, planned)  # refused before a model is asked
     return planned, outcome
@@ -386,6 +403,31 @@ def _cost(sent: int, received: int, request: Request) -> float | None:
     if request.prices is None:
         return None
     return (sent * request.prices[0] + received * request.prices[1]) / 1_000_000
+
+
+def _converts(planned: Planned, request: Request) -> bool:
+    return request.to not in ("", planned.session.format)
+
+
+def _undecided(planned: Planned) -> TranscriptError:
+    others = ", ".join(planned.mixed)
+    return TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
+                           path=planned.path)  # fmt: skip
+
+
+def _skipped(
+    planned: Planned, skip: NoCompaction, request: Request, summary: Summary | None = None
+) -> Skipped:
+    """Nothing is compacted; another format is written all the same."""
+    if not _converts(planned, request):
+        return Skipped(planned, skip, summary)
+    if planned.mixed:
+        raise _undecided(planned)
+    messages = planned.session.messages
+    output = to_openai(planned.session, messages, None)
+    told = [m for m in messages if m.told and m.kind != COMPACTION_SUMMARY]
+    _check_conversion(told, output, led=messages[0].kind == COMPACTION_SUMMARY)
+    return Skipped(planned, skip, summary, output)
 
 
 def not_needed(planned: Planned, request: Request) -> NoCompaction | None:
@@ -425,9 +467,42 @@ def _last_run(path: str, request: Request) -> float | None:
 
 def _rebuilt(source: Source, request: Request, planned: Planned, outcome: CompactionPreparation,
              summary: Summary) -> Compacted | Skipped:  # fmt: skip
-    session, adapter = planned.session, FORMATS[planned.session.format]
+    """The client's own format: head, summary and kept records."""
+    session, adapter = planned.session, WRITABLE[planned.session.format]
     kept = adapter.select(session, outcome)
     gone = _archived(adapter, session, outcome, kept)
+
+    def write(checkpoint: Checkpoint) -> bytes:
+        pieces = list(adapter.rebuild(session, outcome, kept, checkpoint))
+        output = b"".join(_bytes_of(session.records, pieces))
+        _check(adapter, session, outcome, pieces, kept, output, request)
+        return output
+
+    return _replaced(source, request, planned, outcome, summary, gone, write)
+
+
+def _converted(source: Source, request: Request, planned: Planned, outcome: CompactionPreparation,
+               summary: Summary) -> Compacted | Skipped:  # fmt: skip
+    """Another format: summary and kept messages. The archive has the whole original, as ever."""
+    session = planned.session
+    adapter = WRITABLE.get(session.format)
+    if adapter is not None:
+        gone = _archived(adapter, session, outcome, adapter.select(session, outcome))
+    else:
+        gone = sorted({m.line - 1 for m in outcome.removed})
+
+    def write(checkpoint: Checkpoint) -> bytes:
+        output = to_openai(session, outcome.kept, checkpoint.summary)
+        _check_conversion([m for m in outcome.kept if m.told], output, led=True)
+        return output
+
+    return _replaced(source, request, planned, outcome, summary, gone, write)
+
+
+def _replaced(source: Source, request: Request, planned: Planned, outcome: CompactionPreparation, summary: Summary,
+              gone: Sequence[int], write: Callable[[Checkpoint], bytes]) -> Compacted | Skipped:  # fmt: skip
+    """A new file for the old one, whose removed records `gone` go to the archive."""
+    session, adapter = planned.session, FORMATS[planned.session.format]
     archiving = request.archive is not None
     told = [m for m in outcome.removed if m.told]
     hash, chars = _address(adapter, session, outcome, gone) if archiving else ("", 0)
@@ -435,15 +510,13 @@ def _rebuilt(source: Source, request: Request, planned: Planned, outcome: Compac
     tokens_after = outcome.tokens_kept + _text_tokens(text, planned.settings)
     if (skip := _no_gain(outcome, text, planned.settings, request)) is not None:
         failed = {"failed": summary.degraded} if summary.degraded else {}
-        return Skipped(planned, replace(skip, figures=skip.figures | failed), summary)
+        return _skipped(planned, replace(skip, figures=skip.figures | failed), request, summary)
     reads, edits = compute_file_lists(outcome.file_ops, repair=outcome.settings.repair)
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
-    pieces = list(adapter.rebuild(session, outcome, kept, checkpoint))
-    output = b"".join(_bytes_of(session.records, pieces))
-    _check(adapter, session, outcome, pieces, kept, output, request)
+    output = write(checkpoint)
     run = _run(source, session, gone, hash, output)
     positions = {index: i for i, index in enumerate(gone)}
-    lines = [positions[m.line - 1] for m in told if m.line - 1 in positions]
+    lines = list(dict.fromkeys(positions[m.line - 1] for m in told if m.line - 1 in positions))
     return Compacted(
         planned,
         outcome,
@@ -491,7 +564,7 @@ def _append_of(source: Source, planned: Planned) -> Any:
 
 
 def _archived(
-    adapter: Format, session: Session, outcome: CompactionPreparation, kept: Sequence[int]
+    adapter: WritableFormat, session: Session, outcome: CompactionPreparation, kept: Sequence[int]
 ) -> Sequence[int]:
     """Records that the archive takes: what is removed, or what an append-only format hides."""
     hidden = getattr(adapter, "archived", None)
@@ -575,6 +648,20 @@ def _check_reading(adapter: Format, outcome: CompactionPreparation, output: Data
         raise WriteError(
             f"self-check failed: a summary and {len(expected)} messages were to be written, "
             f"the new transcript reads as {len(again.messages)} messages"
+        )
+
+
+def _check_conversion(kept: Sequence[Message], output: bytes, *, led: bool) -> None:
+    """Read the new file: the summary leads, and every text, call and result is there."""
+    try:
+        again = FORMATS["openai"].read(read(output), ReadOptions()).messages
+    except TranscriptError as error:
+        raise WriteError(f"self-check failed: the new transcript can't be read back: {error}") from error
+    leads = again[0].kind == COMPACTION_SUMMARY
+    lost = texts_lost(kept, again[leads:])
+    if leads != led or lost:
+        raise WriteError(
+            f"self-check failed: {len(lost)} texts of the conversation differ in the new transcript"
         )
 
 
@@ -695,14 +782,17 @@ def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None
         return _rehearse_each(source, request, request.summarizer)
     own = _own_lines(source, request)
     if own is not None:
+        if request.to:
+            raise TranscriptError("each line is a conversation of its own: --to takes one at a time "
+                                  "(sed -n 1p FILE | haocompact compact - --to openai)", path=source.path)  # fmt: skip
         return _compact_each(source, own, request, target)
     result = compact(source, request)
     if isinstance(target, Path) and target.is_dir():
-        target = target / _file_name(source.path, result)
+        target = target / _file_name(source.path, result, request)
     warning = None
     if isinstance(result, Skipped):
         warning = record_skip(result.skip, source.path, request) if target is not None else None
-        _deliver(source.data, target)
+        _deliver(source.data if result.converted is None else result.converted, target)
     elif target is not None:
         store(result, _name(target) or "-", request.level)
         _deliver(result.output, target)
@@ -728,7 +818,7 @@ def _compact_each(source: Source, parts: Sequence[Source | bytes], request: Requ
     if done is None:
         raise TranscriptError("none of its lines can be read as a conversation", path=source.path)
     if isinstance(target, Path) and target.is_dir():
-        target = target / _file_name(source.path, done)
+        target = target / _file_name(source.path, done, request)
     whole = b"".join(output) if isinstance(done, Compacted) else source.data
     _deliver(whole, target)
     count = sum(isinstance(r, Compacted) for r in results)
@@ -744,14 +834,20 @@ def _attempt(part: Source, request: Request) -> Compacted | Skipped | None:
         return None
 
 
-def _file_name(path: str, result: Compacted | Skipped) -> str:
+def _file_name(path: str, result: Compacted | Skipped, request: Request) -> str:
     """The name that the client looks for, where the result is a new session; else the input's own."""
-    name = "stdin.jsonl" if path == "-" else Path(path).name.removesuffix(".gz").removesuffix(".zst")
-    if isinstance(result, Skipped) or result.run is None:
+    name = output_name(path, request.to)
+    if isinstance(result, Skipped) or result.run is None or _converts(result.planned, request):
         return name
     session = result.planned.session
     own = getattr(FORMATS[session.format], "file_name", None)
     return (own(session, result.checkpoint) if own else None) or name
+
+
+def output_name(path: str, to: str = "") -> str:
+    """The name of a result in a folder of results: unpacked, and JSONL where it is converted."""
+    name = "stdin.jsonl" if path == "-" else Path(path).name.removesuffix(".gz").removesuffix(".zst")
+    return f"{name}.jsonl" if to and not name.endswith(".jsonl") else name
 
 
 def _deliver(data: Data, target: Path | IO[bytes] | None) -> None:
@@ -787,6 +883,8 @@ def compact_in_place(path: str, request: Request) -> Done:
             raise UsageError(f"{path}: a compressed transcript can't be compacted in place: write it with -o",
                              code="NOT_IN_PLACE")  # fmt: skip
         _refuse_hard_links(path, target)
+        if request.to:
+            raise UsageError("--to writes another file beside the transcript: it does not go with --in-place")
         result = compact(source, request)
         warning = None
         if isinstance(result, Compacted):

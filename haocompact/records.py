@@ -9,7 +9,8 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, overload
 
 import orjson
@@ -214,6 +215,20 @@ class Records(Sequence[Record]):
         """The physical line of a record."""
         return number
 
+    @cached_property
+    def document(self) -> Any:
+        """The one JSON array or object that the whole file is, where it is not one value a line; else None."""
+        lines = (r for r in self if not r.blank)
+        first, second = next(lines, None), next(lines, None)
+        if first is None or first.body[:1] not in (b"[", b"{"):
+            return None
+        if first.dict or (first.body[:1] == b"{" and (second is None or second.dict)):
+            return None  # one object a line, or a torn one before others
+        try:
+            return orjson.loads(self.data[:].removeprefix(BOM).strip(_SPACE))
+        except orjson.JSONDecodeError:
+            return None
+
 
 class Element(Record):
     """One element of a JSON array, with the comma and the white space behind it."""
@@ -256,6 +271,37 @@ class Elements(Records):
     def line(self, number: int) -> int:
         start = self._ends[number - 2] if number > 1 else 0
         return self.data[:start].count(b"\n") + 1
+
+
+class Cut(Records):
+    """The same bytes, with values inside them as records of their own; what is between those are records, too.
+
+    `spans` are the byte ranges of the values, ascending. `values`: the indexes of their records.
+    """
+
+    def __init__(self, data: Data, spans: Iterable[tuple[int, int]]) -> None:
+        self.data = data
+        self._ends = array("Q")
+        self.values: list[int] = []
+        end = 0
+        for first, last in spans:
+            if first > end:
+                self._ends.append(first)
+            self.values.append(len(self._ends))
+            self._ends.append(last)
+            end = last
+        if end < len(data):
+            self._ends.append(len(data))
+        self._lines = array("Q", [1])
+        for index in range(len(self._ends)):
+            self._lines.append(self._lines[-1] + self.raw(index).count(b"\n"))
+
+    @property
+    def newline(self) -> bytes:
+        return b"\n"
+
+    def line(self, number: int) -> int:
+        return self._lines[number - 1]
 
 
 def read(data: Data) -> Records:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,12 +81,12 @@ def rows(planned: Planned, start: int = 0) -> list[Row]:
     from_here = max(start - OVERLAP, head)  # a group or pair that began before is still seen
     obstacles = ["previous summary"] * from_here + cut_obstacles(messages[from_here:], repair=settings.repair)
     cut = _cut_index(planned, head)
-    running, result = 0, []
+    running, result, place = 0, [], planned.session.records.line
     for index in range(len(messages) - 1, start - 1, -1):
         message = messages[index]
         tokens = message.tokens(settings.estimator)
         running += tokens
-        result.append(Row(message.line, _role(message), what(message), tokens, running, obstacles[index],
+        result.append(Row(place(message.line), _role(message), what(message), tokens, running, obstacles[index],
                           places[index], index == cut))  # fmt: skip
     return result[::-1]
 
@@ -107,8 +107,8 @@ def _shown_rows(planned: Planned, everything: bool) -> list[Row | int]:
     start = min(_cut_index(planned, 1), len(messages) - FOLD_ENDS) - FOLD_CUT
     if everything or len(messages) <= ROWS_IN_JSON or start <= FOLD_ENDS:
         return list(rows(planned))
-    settings = planned.settings
-    first = [Row(m.line, _role(m), what(m), m.tokens(settings.estimator), None, None, "summarise", False)
+    settings, place = planned.settings, planned.session.records.line
+    first = [Row(place(m.line), _role(m), what(m), m.tokens(settings.estimator), None, None, "summarise", False)
              for m in messages[:FOLD_ENDS]]  # fmt: skip
     return [*first, start - FOLD_ENDS, *rows(planned, start)]
 
@@ -235,8 +235,9 @@ def _folded(items: Sequence[Row | int], everything: bool) -> Iterator[Row | int]
 def plan_figures(planned: Planned) -> list[str]:
     """The lines under the table."""
     s, e, outcome = planned.settings, planned.estimate, planned.outcome
+    place = planned.session.records.line
     basis = "estimate" if e.last_usage_index is None else (
-        f"usage {_number(e.usage_tokens)} on line {planned.session.messages[e.last_usage_index].line}"
+        f"usage {_number(e.usage_tokens)} on line {place(planned.session.messages[e.last_usage_index].line)}"
         f" + {e.trailing_tokens:,} estimated after it")  # fmt: skip
     lines = [
         f"{visible(planned.path)}: {planned.session.format}, {sum(m.told for m in planned.session.messages)} messages",
@@ -245,7 +246,7 @@ def plan_figures(planned: Planned) -> list[str]:
     ]
     if isinstance(outcome, NoCompaction):
         return [*lines, f"nothing to compact: {outcome.branch}" + (f", {outcome.sub}" if outcome.sub else "")]
-    return [*lines, *_cut_figures(outcome)]
+    return [*lines, *_cut_figures(outcome, place)]
 
 
 def _trigger(planned: Planned) -> str:
@@ -255,10 +256,11 @@ def _trigger(planned: Planned) -> str:
     return f"window {s.context_window:,} - reserve {s.reserve_tokens:,} = {_number(planned.trigger)}"
 
 
-def _cut_figures(plan: CompactionPreparation) -> Iterator[str]:
+def _cut_figures(plan: CompactionPreparation, place: Callable[[int], int]) -> Iterator[str]:
     history, prefix = _told(plan.messages_to_summarize), _told(plan.turn_prefix_messages)
-    split = f", splits the turn that began on line {_turn_line(plan)}" if plan.is_split_turn else ""
-    yield f"cut      kept from line {plan.retained_tail[0].line}{split}"
+    begin = place(plan.turn_prefix_messages[0].line) if plan.turn_prefix_messages else None
+    split = f", splits the turn that began on line {begin}" if plan.is_split_turn else ""
+    yield f"cut      kept from line {place(plan.retained_tail[0].line)}{split}"
     yield f"removed  {history} messages summarised" + (f" + {prefix} of the turn's prefix" if prefix else "")
     over = plan.tokens_kept - plan.settings.keep_recent_tokens
     note = f", above keep_recent ({plan.settings.keep_recent_tokens:,}) by {over:,}" if over > 0 else ""
@@ -271,10 +273,6 @@ def _told(messages: Iterable[Message]) -> int:
     return sum(m.told for m in messages)
 
 
-def _turn_line(plan: CompactionPreparation) -> int | None:
-    return plan.turn_prefix_messages[0].line if plan.is_split_turn and plan.turn_prefix_messages else None
-
-
 def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
@@ -285,7 +283,10 @@ def diag_text(planned: Planned, diagnosis: Diagnosis, line: str | None) -> list[
     lines += plan_figures(planned)
     lines.append(diagnosis.explanation)
     if diagnosis.heaviest:
-        heavy = ", ".join(f"line {n} ({role}, {tokens:,} tokens)" for n, role, tokens in diagnosis.heaviest)
+        place = planned.session.records.line
+        heavy = ", ".join(
+            f"line {place(n)} ({role}, {tokens:,} tokens)" for n, role, tokens in diagnosis.heaviest
+        )
         lines.append(f"largest: {heavy}")
     lines += [f"suggestion: {s}" for s in diagnosis.suggestions]
     return lines
@@ -518,7 +519,10 @@ def diag_json(planned: Planned, diagnosis: Diagnosis) -> dict[str, Any]:
         **seen,
         "tokens_before": planned.estimate.tokens,
         "should_compact": planned.should_compact,
-        "heaviest": [{"line": n, "role": role, "tokens": t} for n, role, t in diagnosis.heaviest],
+        "heaviest": [
+            {"line": planned.session.records.line(n), "role": role, "tokens": t}
+            for n, role, t in diagnosis.heaviest
+        ],
         "explanation": diagnosis.explanation,
         "suggestions": list(diagnosis.suggestions),
     }

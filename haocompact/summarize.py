@@ -105,7 +105,7 @@ def _lines(message: Message, repair: bool, mask: Mask) -> Iterator[str]:
             result = _truncate_for_summary(result, TOOL_RESULT_MAX_CHARS)
             yield from _labelled("Tool result", safe(result), repair)
         elif isinstance(part, Shell):
-            yield from _labelled("User", safe(_shell_text(part)), repair)
+            yield from _labelled("User", safe(shell_text(part)), repair)
     images = sum(isinstance(p, Image) for p in parts)
     label = "System" if message.role == "system" else "User"
     yield from _labelled(label, safe(text) or ("(image)" if images and repair else ""), repair)
@@ -140,7 +140,7 @@ def _safe_json(value: object, repair: bool) -> str:
         return "[unserializable]"
 
 
-def _shell_text(shell: Shell) -> str:
+def shell_text(shell: Shell) -> str:
     output = f"```\n{shell.output}\n```" if shell.output else "(no output)"
     return f"Ran `{shell.command}`\n{output}" + (f"\n\n{shell.status}" if shell.status else "")
 

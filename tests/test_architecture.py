@@ -16,9 +16,12 @@ MODULES = {
     str(p.relative_to(PACKAGE).with_suffix("")).replace("/", "."): p for p in sorted(PACKAGE.rglob("*.py"))
 }
 BASE = {"errors", "jsjson", "cjk", "prompts", "records", "compaction", "archive", "redact"}
-MIDDLE = BASE | {"ccr", "segment", "ledger", "chunks", "summarize", "model", "diag", "formats.session"}
+MIDDLE = BASE | {"ccr", "segment", "ledger", "chunks", "summarize", "model", "diag", "formats.session",
+                 "formats.document"}  # fmt: skip
 ADAPTERS = {
-    m for m in MODULES if m.startswith("formats.") and m not in ("formats.session", "formats.__init__")
+    m
+    for m in MODULES
+    if m.startswith("formats.") and m not in ("formats.session", "formats.document", "formats.__init__")
 }
 FORMATS = MIDDLE | ADAPTERS | {"formats"}
 ALLOWED = {  # module -> what it may import of haocompact
@@ -33,13 +36,25 @@ ALLOWED = {  # module -> what it may import of haocompact
     "archive": {"errors"},
     "redact": set(),
     **dict.fromkeys(
-        ("ccr", "segment", "ledger", "chunks", "summarize", "model", "diag", "formats.session"), MIDDLE
+        (
+            "ccr",
+            "segment",
+            "ledger",
+            "chunks",
+            "summarize",
+            "model",
+            "diag",
+            "formats.session",
+            "formats.document",
+        ),
+        MIDDLE,
     ),
+    "convert": MIDDLE,
     **dict.fromkeys(ADAPTERS, MIDDLE),
     "formats.__init__": MIDDLE | ADAPTERS,
     "files": {"errors", "records"},
     "logged": MIDDLE | {"formats"},
-    "pipeline": MIDDLE | {"formats", "files", "logged"},
+    "pipeline": MIDDLE | {"formats", "files", "logged", "convert"},
     "batch": BASE | {"files", "pipeline", "summarize", "__init__"},
     "upkeep": BASE | {"files", "pipeline"},
     "show": MIDDLE | {"formats", "pipeline", "batch", "upkeep"},

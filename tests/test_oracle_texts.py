@@ -167,7 +167,7 @@ def pi_lines(message, undone):
             text = cut(join.join(t for t in part.texts if t), undone)
             yield from labelled("Tool result", safe(text), bool(text))
         elif isinstance(part, Shell):
-            yield f"[User]: {safe(summarize._shell_text(part))}"
+            yield f"[User]: {safe(summarize.shell_text(part))}"
     text = join.join(t for t in texts if t)
     if message.role == "branchSummary" and "39" in undone:
         text = wrapped(text)

@@ -87,13 +87,14 @@ EDITABLE = ("user", "assistant", "toolResult", "custom")
 
 @dataclass(slots=True)
 class Entry:
-    """A node of the tree. `index`: its record. `key`: customType of a custom entry."""
+    """A node of the tree. `index`: its record. `key`: customType of a custom entry. `message`: what it says."""
 
     index: int
     id: str | None
     parent: str | None
     type: str
     key: str = ""
+    message: Message | None = None
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ def read(records: Records, options: ReadOptions) -> Session:
     if compaction is not None:
         session.messages.append(_summary(records, tree, compaction, options))
     for entry in entries:
-        message = _message(records, tree, entry, edits.get(entry.id or ""))
+        message = _message(tree, entry, edits.get(entry.id or ""))
         if message is not None:
             session.messages.append(message)
     _mark_withdrawn(records, entries, edits, session.messages)
@@ -153,6 +154,9 @@ def _tree(records: Records, session: Session, options: ReadOptions) -> Tree:
             session.session_id = obj.get("id")
         elif tree is not None and obj and record.dict.get("type") != "session":
             entry = _entry(index, obj, tree.version, previous)
+            entry.message = message_of(record)
+            if entry.message is not None:
+                entry.message.parts = LazyParts(records, index, _parts)
             previous = entry.id
             tree.entries.append(entry)
             if entry.id is not None:
@@ -225,7 +229,7 @@ def _kept_by(records: Records, tree: Tree, compaction: Entry) -> list[Entry]:
     at = tree.path.index(compaction)
     first = _first_kept_id(records, tree, compaction)
     start = next((i for i, e in enumerate(tree.path[:at]) if e.id == first), at)
-    kept = [e for e in tree.path[start:at] if e.type != "compaction" and not _is_system(records, e)]
+    kept = [e for e in tree.path[start:at] if e.type != "compaction" and not _is_system(e)]
     return kept + tree.path[at + 1 :]
 
 
@@ -239,8 +243,8 @@ def _first_kept_id(records: Records, tree: Tree, compaction: Entry) -> object:
     )
 
 
-def _is_system(records: Records, entry: Entry) -> bool:
-    return entry.type == "message" and _role(records[entry.index].dict) == "system"
+def _is_system(entry: Entry) -> bool:
+    return entry.message is not None and entry.message.role == "system"
 
 
 def _role(obj: Json) -> str:
@@ -285,13 +289,11 @@ def _files(obj: Json) -> FileOperations:
     return FileOperations(read=paths("readFiles"), edited=paths("modifiedFiles"))
 
 
-def _message(records: Records, tree: Tree, entry: Entry, edit: Json | None) -> Message | None:
-    record = records[entry.index]
-    message = message_of(record)
+def _message(tree: Tree, entry: Entry, edit: Json | None) -> Message | None:
+    message = entry.message
     if message is None:
         return None
     message.id = entry.id
-    message.parts = LazyParts(records, entry.index, _parts)
     if edit is not None:
         _apply_edit(message, edit)
     if message.role == "system":
@@ -552,17 +554,14 @@ def compactions(session: Session) -> list[Compaction]:
         first = _first_kept_id(records, tree, entry)
         end = places.get(first, at) if isinstance(first, str) else at
         end = min(max(end, start), at)
-        lines = [e.index for e in tree.path[start:end] if _told(records[e.index])]
+        lines = [
+            e.index for e in tree.path[start:end] if e.message is not None and e.message.kind != SYSTEM_PATCH
+        ]
         obj = records[entry.index].dict
         text, stamp = obj.get("summary"), obj.get("timestamp")
         found.append(Compaction(entry.index, str(text or ""), lines, stamp if isinstance(stamp, str) else ""))
         start = end
     return found
-
-
-def _told(record: Record) -> bool:
-    message = message_of(record)
-    return message is not None and message.told
 
 
 def _linked(records: Records, tree: Tree, index: int, parents: Mapping[int, str | None]) -> Piece:

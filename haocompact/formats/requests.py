@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from haocompact.compaction import CompactionPreparation, Message
 from haocompact.errors import TranscriptError
-from haocompact.formats.session import Checkpoint, Format, Json, Piece, ReadOptions, Session
+from haocompact.formats.session import Checkpoint, Json, Piece, ReadOptions, Session, WritableFormat
 from haocompact.records import Element, Elements, Record, Records
 
 AROUND = ((), ("body",), ("request",), ("request_params",))  # objects that may stand around the array
@@ -20,7 +20,9 @@ PEEKED = 50  # elements that detection looks at
 class Requests:
     """The format of lines that hold an array of `inner`'s messages under one of `keys`."""
 
-    def __init__(self, inner: Format, name: str, title: str, keys: Sequence[str] = ("messages",)) -> None:
+    def __init__(
+        self, inner: WritableFormat, name: str, title: str, keys: Sequence[str] = ("messages",)
+    ) -> None:
         self.inner, self.NAME, self.TITLE = inner, name, title
         self.KINDS: Mapping[str, str] = inner.KINDS
         self.paths = tuple((*around, key) for around in AROUND for key in keys)

@@ -54,8 +54,8 @@ class Session:
 
     `messages`: oldest first; a first message of kind compaction_summary is the summary that the client or
     haocompact wrote before. `unknown`: how many records there are of each kind that the adapter does not know.
-    `leaves`: (line, id) of every branch end, in file order; none where there is no tree. `state` belongs to
-    the adapter.
+    `leaves`: (line, id) of every branch end, in file order; none where there is no tree. `system`: messages of the
+    system prompt, where it stands before the conversation. `state` belongs to the adapter.
     """
 
     format: str
@@ -66,6 +66,7 @@ class Session:
     session_id: str | None = None
     context_window: int | None = None
     leaves: list[tuple[int, str]] = field(default_factory=list)
+    system: list[Message] = field(default_factory=list)
     state: Any = None
 
     @property
@@ -114,8 +115,6 @@ class Format(Protocol):
     `sniff`: 2 when the line can only be this format's, 1 when it could be, 0 when it can't.
     `KINDS`: record kind -> what becomes of it.
     `read`: the active conversation. Raises TranscriptError when there is no usable one.
-    `select`: indexes of the records that stay, ascending (all others are removed).
-    `rebuild`: the pieces of the new file. Every selected index appears once.
     `message_of`: the message that one record holds, seen alone (for `retrieve`).
     Where the client's log has a record for compactions, also:
     `append`: the bytes that compact it natively when they are put behind the old ones, which stay.
@@ -128,10 +127,19 @@ class Format(Protocol):
 
     def sniff(self, obj: Json, first: bool) -> int: ...
     def read(self, records: Records, options: ReadOptions) -> Session: ...
+    def message_of(self, record: Record) -> Message | None: ...
+
+
+class WritableFormat(Format, Protocol):
+    """A format that a compacted session is written in, too.
+
+    `select`: indexes of the records that stay, ascending (all others are removed).
+    `rebuild`: the pieces of the new file. Every selected index appears once.
+    """
+
     def select(self, session: Session, plan: CompactionPreparation) -> list[int]: ...
     def rebuild(self, session: Session, plan: CompactionPreparation, kept: Sequence[int],
                 checkpoint: Checkpoint) -> Iterable[Piece]: ...  # fmt: skip
-    def message_of(self, record: Record) -> Message | None: ...
 
 
 # ------------------------------------------------------------------------------ reading, shared
@@ -322,6 +330,8 @@ def read_list(name: str, records: Records, message_of: Callable[[Record], Messag
         if message is None or (message.role == "system" and not session.messages):
             if record.dict and not session.messages:
                 listing.head.append(index)
+            if message is not None:
+                session.system.append(message)
             if message is None and record.dict and word(record.dict.get("type")) not in silent:
                 unknown.append((record.number, word(record.dict.get("role")) or "no role"))
             continue
