@@ -321,7 +321,8 @@ def directory_table(found: Directory) -> RenderableType:
     table = Table("hash", "messages", "characters", "created", "source", box=box.SIMPLE_HEAD, show_edge=False)
     for s in found.segments:
         source = "in this transcript" if s.hash in found.in_log else visible(near(s.source))
-        table.add_row(s.hash, f"{s.messages:,}", f"{s.chars:,}", s.created, RichText(source))
+        numbers = (f"{s.messages:,}", f"{s.chars:,}", visible(s.created))  # a log may say anything
+        table.add_row(RichText(visible(s.hash)), *numbers, RichText(source))
     for hash in found.missing:
         table.add_row(hash, "?", "?", "not in this archive", "")
     return table
@@ -343,7 +344,7 @@ def done_line(done: Done) -> str:
 
 
 # ----------------------------------------------------------------------------------------- batch
-COUNTED_ONLY = {"unchanged", "no_transcript", "too_young", "symlink", "compressed"}
+COUNTED_ONLY = {"unchanged", "no_transcript", "only_read", "too_young", "symlink", "compressed"}
 ROWS_SHOWN = 200  # of a batch
 
 
