@@ -174,3 +174,11 @@ def test_an_id_that_looks_like_a_path_stays_within_the_folder(run):
             p.as_posix() for p in Path(".").rglob("*") if p.is_file() and not p.name.startswith("a.db")
         )
         assert all(n == "s.jsonl" or (n.startswith("out/") and n.count("/") == 1) for n in names), names
+
+
+def test_a_log_that_somebody_else_wrote_is_shown_escaped(run):
+    line = f"2026-05-11T06:30:00+00:00 [COMPACT_NONE] branch={EVIL} sub={EVIL} msgs={EVIL} source={EVIL}\n"
+    put("log", (line + line.replace("branch=", "branch=x ")).encode("utf-8", "surrogatepass"))
+    for words in ([], ["--json"]):
+        found = run("diag", "--read-log", "--log", "log", *words)
+        assert UNSAFE.search(found.out.decode() + found.err) is None
