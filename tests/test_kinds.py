@@ -27,6 +27,7 @@ FIRST = "the first one is kept, for the new file to be a session"
 ALWAYS = "kept wherever it stands"
 CARRIED = "no client can read it: carried behind the summary, its line kept behind the cut"
 LEADING = "kept in front of the conversation; later ones as the messages around them"
+NEWEST = "the newest is kept in front of everything, what is before it goes"
 APPLIED = "applied to its target; archived before the cut, kept behind it"
 
 
@@ -82,6 +83,15 @@ TABLE = {
     "openai": {**kinds(LEADING, "system developer"), **kinds(TAIL, "user assistant tool function")},
     "anthropic": {"system": LEADING, **kinds(TAIL, "user assistant")},
     "haocode": {"system": LEADING, **kinds(TAIL, "user assistant toolResult")},
+    "responses": {
+        "message(context)": LEADING,
+        "compaction": NEWEST,
+        **kinds(TAIL, "message reasoning item_reference function_call custom_tool_call web_search_call "
+                      "file_search_call computer_call code_interpreter_call image_generation_call "
+                      "local_shell_call shell_call apply_patch_call mcp_call tool_search_call "
+                      "function_call_output custom_tool_call_output computer_call_output shell_call_output "
+                      "local_shell_call_output apply_patch_call_output tool_search_output"),
+    },
 }  # fmt: skip
 
 
@@ -94,6 +104,12 @@ def kind_of(form, obj):
         return _codex_kind(kind, obj.get("payload"))
     if form == "berry":
         return str(obj.get("format") or kind)
+    if form == "responses":
+        return (
+            "message(context)"
+            if obj.get("role") in ("system", "developer")
+            else str(obj.get("type") or ("message" if "role" in obj else "no role"))
+        )
     return kind if form == "pi" else str(obj.get("role"))
 
 
@@ -189,8 +205,11 @@ class Fates:
             return kept
         return not (kept and any(self.before(row[0]) for row in later)) and (kept or bool(later))
 
+    def newest(self, index, number, kept, key):
+        return kept == (key not in [row[3] for row in self.rows[index + 1 :]])
+
     def leading(self, index, number, kept, key):
-        talk = ("user", "assistant", "tool", "toolResult", "function")
+        talk = ("user", "assistant", "tool", "toolResult", "function", "message")
         in_front = not any(row[1] in talk for row in self.rows[:index])
         return kept if in_front else self.tail(index, number, kept, key)
 
@@ -203,6 +222,7 @@ RULES = {
     FIRST: "first",
     LATEST: "latest",
     LEADING: "leading",
+    NEWEST: "newest",
 }
 
 
@@ -254,8 +274,14 @@ STRANGE = {
     "openai": {"mood": "glad"},
     "anthropic": {"mood": "glad"},
     "haocode": {"mood": "glad"},
+    "responses": {"type": "mood", "value": "glad"},
 }
-CALLED = {"berry": "mood/noted", "openai": "no role", "anthropic": "no role", "haocode": "no role"}
+CALLED = {
+    "berry": "mood/noted",
+    "openai": "no role",
+    "anthropic": "no role",
+    "haocode": "no role",
+}
 
 
 def with_strange_lines(form, data):

@@ -333,7 +333,8 @@ def read_list(name: str, records: Records, message_of: Callable[[Record], Messag
             if message is not None:
                 session.system.append(message)
             if message is None and record.dict and word(record.dict.get("type")) not in silent:
-                unknown.append((record.number, word(record.dict.get("role")) or "no role"))
+                kind = word(record.dict.get("role")) or word(record.dict.get("type"))
+                unknown.append((record.number, kind or "no role"))
             continue
         if message.kind != COMPACTION_SUMMARY or session.messages:
             message.parts = LazyParts(records, index, parts)
