@@ -196,7 +196,7 @@ def _note(item: Item, done: Done, request: Request) -> Seen | None:
     path, settings = os.path.abspath(item.path), settings_key(request)
     if done.skip is not None and _lasting(done.skip, request):
         return Seen(path, item.state, settings, done.skip.sub or done.skip.branch, "", item.checked)
-    if done.left in ("no_transcript", "not_in_place"):
+    if done.left in ("no_transcript", "only_read", "not_in_place"):
         return Seen(path, item.state, settings, done.left, "", item.checked)
     if done.sha256:
         try:
@@ -246,6 +246,7 @@ def _flush(notes: list[Seen], request: Request) -> None:
 
 _CAUSES = {  # code of an error: why a batch passes the file over
     "NO_TRANSCRIPT": "no_transcript",
+    "ONLY_READ": "only_read",
     "SOURCE_BUSY": "in_use",
     "HARD_LINKED": "hard_linked",
     "NOT_IN_PLACE": "not_in_place",

@@ -553,7 +553,10 @@ def retrieve(
     ] = None,
     prune: Annotated[
         bool,
-        typer.Option("--prune", help="List what no transcript refers to any more; --yes removes it."),
+        typer.Option(
+            "--prune",
+            help="List what no transcript needs any more (those in a folder PATH count, too).",
+        ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --prune: remove what is listed.")] = False,
     older_than: Annotated[

@@ -4,7 +4,8 @@
     ├── UsageError          2   options that contradict each other
     ├── NothingToCompact    3   --check: no compaction would happen
     ├── TranscriptError     4   unreadable, unknown or undecidable transcript
-    │   └── NoTranscript    4   a file that holds no conversation
+    │   ├── NoTranscript    4   a file that holds no conversation
+    │   └── OnlyRead        4   a format that is read, never written
     ├── SummaryError        5   the summarizer failed (--on-failure fail)
     ├── ArchiveError        6   archive missing or unreadable
     │   ├── UnknownHash     6   no such segment
@@ -69,6 +70,12 @@ class NoTranscript(TranscriptError):
     """The file is no transcript of a known format, or holds no message. A batch passes it over."""
 
     code = "NO_TRANSCRIPT"
+
+
+class OnlyRead(TranscriptError):
+    """The format is only read: plan and diag take it, compact writes it as another. A batch passes it over."""
+
+    code = "ONLY_READ"
 
 
 class SummaryError(HaoError):

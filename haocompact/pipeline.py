@@ -48,6 +48,7 @@ from haocompact.errors import (
     HardLinked,
     NotInPlace,
     NoTranscript,
+    OnlyRead,
     SourceBusy,
     TranscriptError,
     UnknownHash,
@@ -368,7 +369,7 @@ def _decided(source: Source, request: Request) -> tuple[Planned, CompactionPrepa
     outcome = planned.outcome
     if not _converts(planned, request) and planned.session.format not in WRITABLE:
         title = FORMATS[planned.session.format].TITLE
-        raise TranscriptError(f"{title}: only read; --to openai writes the conversation as OpenAI chat",
+        raise OnlyRead(f"{title}: only read; --to openai writes the conversation as OpenAI chat",
                               path=source.path)  # fmt: skip
     if isinstance(outcome, CompactionPreparation) and request.if_needed:
         outcome = not_needed(planned, request) or outcome

@@ -204,7 +204,7 @@ def plan_table(planned: Planned, *, turns: bool = False, everything: bool = Fals
             table.add_row("", "", RichText("-- cut: kept from here on --", style="bold"), "", "", "")
         running = "" if item.running is None else f"{item.running:,}"
         style = "dim" if item.place in ("summarise", "prefix") else ""
-        table.add_row(str(item.line or ""), item.role, RichText(item.what), f"{item.tokens:,}", running,
+        table.add_row(str(item.line or ""), RichText(visible(item.role)), RichText(item.what), f"{item.tokens:,}", running,
                       RichText(_cut_cell(item)), style=style)  # fmt: skip
     return table
 
@@ -303,7 +303,8 @@ def log_table(entries: Sequence[LogEntry]) -> RenderableType:
         groups.setdefault((entry.branch, entry.sub or "", entry.source or ""), []).append(entry)
     table = Table("branch", "sub", "source", "count", "first", "last", box=box.SIMPLE_HEAD, show_edge=False)
     for (branch, sub, source), found in sorted(groups.items(), key=lambda g: -len(g[1])):
-        table.add_row(branch, sub, RichText(visible(source)), str(len(found)), found[0].time, found[-1].time)
+        cells = (branch, sub, source, str(len(found)), found[0].time, found[-1].time)
+        table.add_row(*(RichText(visible(cell)) for cell in cells))
     return table
 
 
@@ -321,7 +322,8 @@ def directory_table(found: Directory) -> RenderableType:
     table = Table("hash", "messages", "characters", "created", "source", box=box.SIMPLE_HEAD, show_edge=False)
     for s in found.segments:
         source = "in this transcript" if s.hash in found.in_log else visible(near(s.source))
-        table.add_row(s.hash, f"{s.messages:,}", f"{s.chars:,}", s.created, RichText(source))
+        numbers = (f"{s.messages:,}", f"{s.chars:,}", visible(s.created))  # a log may say anything
+        table.add_row(RichText(visible(s.hash)), *numbers, RichText(source))
     for hash in found.missing:
         table.add_row(hash, "?", "?", "not in this archive", "")
     return table
@@ -343,7 +345,7 @@ def done_line(done: Done) -> str:
 
 
 # ----------------------------------------------------------------------------------------- batch
-COUNTED_ONLY = {"unchanged", "no_transcript", "too_young", "symlink", "compressed"}
+COUNTED_ONLY = {"unchanged", "no_transcript", "only_read", "too_young", "symlink", "compressed"}
 ROWS_SHOWN = 200  # of a batch
 
 

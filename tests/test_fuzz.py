@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cli import put, run  # noqa: F401
 
+from haocompact.archive import Archive
 from haocompact.compaction import CHARS, CompactionSettings
 from haocompact.formats import FORMATS
 from haocompact.pipeline import Request
@@ -105,23 +106,15 @@ def poisoned(value, key=""):
         return {k: poisoned(v, k) for k, v in value.items()}
     if isinstance(value, list):
         return [poisoned(v, key) for v in value]
-    structure = (
-        "type",
-        "role",
-        "version",
-        "parentId",
-        "parentUuid",
-        "timestamp",
-        "uuid",
-        "kind",
-        "arguments",
-        "event",
-    )
+    structure = ("type", "role", "version", "timestamp", "kind", "arguments", "event")
     if isinstance(value, str) and key not in structure and value not in ("assistant", "user"):
         return value + EVIL
     return value
 
 
+NEVER_ARCHIVED = {n for n, f in FORMATS.items() if not hasattr(f, "rebuild")} | {
+    n for n in FORMATS if "-requests" in n
+}
 SAMPLES = sorted(p.relative_to(ROOT / "samples").as_posix() for p in ROOT.glob("samples/*/*.jsonl"))
 
 
@@ -151,8 +144,9 @@ def test_hostile_text_in_every_field_is_shown_escaped_by_every_command(run, name
     ]
     texts += [run("diag", "--read-log", "--log", "log"), run("retrieve", "--export", "ex", *shared),
               run("retrieve", "--stats", *shared)]  # fmt: skip
-    hashes = {o["hash"] for o in json_objects(texts) if o.get("hash")}
-    assert hashes or name == "openai/plain-chat.jsonl"
+    with Archive.open("a.db", create=True) as archive:
+        hashes = {segment.hash for segment in archive.segments()}
+    assert hashes or name == "openai/plain-chat.jsonl" or name.split("/")[0] in NEVER_ARCHIVED
     texts += [run("retrieve", path, hash, *words, *shared) for hash in hashes for words in ([], ["--json"])]
     path.unlink()
     texts += [run("retrieve", "--prune", "--older-than", "0", *shared)]
@@ -164,13 +158,6 @@ def test_hostile_text_in_every_field_is_shown_escaped_by_every_command(run, name
     assert all(Path(p).resolve().is_relative_to(Path.cwd()) for p in here)
     assert {p.split("/")[0] for p in here} <= {"in", "one.jsonl", "out", "ex", "a.db", "log"}
     assert len(os.listdir("out")) <= 1
-
-
-def json_objects(results):
-    for result in results:
-        for line in result.out.decode().splitlines():
-            if line.startswith("{"):
-                yield json.loads(line)
 
 
 def test_an_id_that_looks_like_a_path_stays_within_the_folder(run):
@@ -187,3 +174,11 @@ def test_an_id_that_looks_like_a_path_stays_within_the_folder(run):
             p.as_posix() for p in Path(".").rglob("*") if p.is_file() and not p.name.startswith("a.db")
         )
         assert all(n == "s.jsonl" or (n.startswith("out/") and n.count("/") == 1) for n in names), names
+
+
+def test_a_log_that_somebody_else_wrote_is_shown_escaped(run):
+    line = f"2026-05-11T06:30:00+00:00 [COMPACT_NONE] branch={EVIL} sub={EVIL} msgs={EVIL} source={EVIL}\n"
+    put("log", (line + line.replace("branch=", "branch=x ")).encode("utf-8", "surrogatepass"))
+    for words in ([], ["--json"]):
+        found = run("diag", "--read-log", "--log", "log", *words)
+        assert UNSAFE.search(found.out.decode() + found.err) is None
