@@ -50,7 +50,7 @@ def export(request: Request, folder: Path) -> Iterator[Exported]:
         except OSError as error:
             raise write_error(folder, error) from error
         written = set[str]()
-        for run in reversed(archives.runs()):
+        for run in sorted(archives.runs(), key=lambda run: (run.created, run.source)):
             if run.input_sha256 not in written:
                 written.add(run.input_sha256)
                 yield _exported(archives, run, folder / file_name(run))
