@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from haocompact import __version__
 from haocompact.errors import DamagedArchive, HaoError, NothingToCompact, TranscriptError, UsageError
@@ -65,12 +66,43 @@ class SummarizerName(StrEnum):
     excerpt = "excerpt"
 
 
+# ------------------------------------------------------------------------------------ completion
+def _formats(incomplete: str) -> list[str]:
+    from haocompact.formats import FORMATS
+
+    return [name for name in FORMATS if name.startswith(incomplete)]
+
+
+def _estimators(incomplete: str) -> list[str]:
+    names = ("cjk", "chars", "tiktoken", "tiktoken:o200k_base", "tiktoken:cl100k_base")
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _hashes(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Hashes in the archive, newest first, each with its transcript."""
+    from haocompact.archive import Archive
+
+    path = Path(ctx.params.get("archive") or os.environ.get("HAOCOMPACT_ARCHIVE") or _archive_path())
+    try:
+        with Archive.open(path) as archive:
+            found = [(s.hash, s.source) for s in archive.segments() if s.hash.startswith(incomplete)]
+    except HaoError:
+        return []
+    return found[::-1][:50]
+
+
 # --------------------------------------------------------------------------------- shared options
 Paths = Annotated[
     list[str] | None, typer.Argument(help="Files, folders, or - for stdin (the default).", show_default=False)
 ]
 FormatOption = Annotated[
-    str | None, typer.Option("--format", help="Name the format instead of detecting it.", show_default=False)
+    str | None,
+    typer.Option(
+        "--format",
+        autocompletion=_formats,
+        help="Name the format instead of detecting it.",
+        show_default=False,
+    ),
 ]
 Leaf = Annotated[
     str | None,
@@ -94,7 +126,12 @@ Window = Annotated[
 ]
 EstimatorName = Annotated[
     str,
-    typer.Option("--estimator", envvar="HAOCOMPACT_ESTIMATOR", help="cjk, chars, or tiktoken[:ENCODING]."),
+    typer.Option(
+        "--estimator",
+        autocompletion=_estimators,
+        envvar="HAOCOMPACT_ESTIMATOR",
+        help="cjk, chars, or tiktoken[:ENCODING].",
+    ),
 ]
 StrategyOption = Annotated[Strategy, typer.Option("--strategy", help="How the removed part is chosen.")]
 TailKeep = Annotated[
@@ -151,6 +188,10 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every warning, every detail.")]
+Cooldown = Annotated[
+    float, typer.Option(min=0, help="With --if-needed: seconds since this transcript's last compaction.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and warnings on stderr.")]
 
 
@@ -172,6 +213,7 @@ def root(
 
 @app.command()
 def plan(
+    context: typer.Context,
     paths: Paths = None,
     keep_recent: KeepRecent = 20000,
     reserve: Reserve = 16384,
@@ -187,32 +229,97 @@ def plan(
     everything: Annotated[
         bool, typer.Option("--all", help="All rows; long sessions are folded otherwise.")
     ] = False,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="Draw the context into this file.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="The same picture as a page.", show_default=False)
+    ] = None,
+    show_settings: Annotated[
+        bool, typer.Option("--show-settings", help="Each setting, its value, and where that comes from.")
+    ] = False,
     as_json: AsJson = False,
     check: Check = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Show where a transcript would be cut.
 
     \b
     haocompact plan session.jsonl --keep-recent 5000
+    haocompact plan --turns --svg context.svg session.jsonl
+    haocompact plan --json ~/sessions | jq -r 'select(.result == "ok") | .path'
     """
     from haocompact import show
 
+    if show_settings:
+        return _show_settings(context, as_json)
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
     found: list[bool] = []
 
     def one(source: Source, request: Request) -> None:
-        planned = _plan(source, request, quiet)
+        planned = _plan(source, request, quiet, verbose)
         found.append(_compactable(planned))
+        _draw(planned, svg, html, first=len(found) == 1)
         if as_json:
             print(show.dumps(show.plan_json(planned)))
         else:
+            print(("\n" if len(found) > 1 else "") + show.title(planned))
             _print(show.plan_table(planned, turns=turns, everything=everything))
             print("\n".join(show.plan_figures(planned)))
 
     _each(paths, _request(settings, format, leaf, branch=branch), one, as_json)
     if check and not any(found):
         raise NothingToCompact("nothing to compact")
+
+
+def _draw(planned: Planned, svg: Path | None, html: Path | None, first: bool) -> None:
+    if svg is None and html is None:
+        return
+    from haocompact import draw, files
+
+    if not first:
+        raise UsageError("--svg and --html draw one transcript")
+    for path, picture in ((svg, draw.svg), (html, draw.html)):
+        if path is not None:
+            files.write_file(path, picture(planned).encode("utf-8", "replace"))
+
+
+def _show_settings(context: typer.Context, as_json: bool) -> None:
+    """The settings of all commands: value and source, as they are for this command line."""
+    from haocompact import show
+
+    root: Any = context.parent
+    params = {
+        p.opts[0]: (command, p) for name, command in root.command.commands.items() for p in command.params
+    }
+    params |= {p.opts[0]: (context.command, p) for p in context.command.params}
+    found = [setting for name, (command, param) in params.items() if name.startswith("--")
+             and (setting := _setting(context, root.default_map or {}, command, param)) is not None]  # fmt: skip
+    print(show.dumps(show.settings_json(found, _settings_path())) if as_json
+          else "\n".join(show.settings_text(found, _settings_path())))  # fmt: skip
+
+
+def _setting(
+    context: typer.Context, file: dict[str, Any], command: Any, param: Any
+) -> tuple[str, Any, str, str] | None:
+    """(option, value, source, variable); None for what is no setting: a switch that is off, a file not named."""
+    name, variable = param.opts[0], param.envvar or ""
+    usual = {"archive": _archive_path, "log": _log_path}.get(param.name)
+    if command is context.command:
+        value, source = context.params.get(param.name), _source_of(context, param.name)
+    elif variable and os.environ.get(variable):
+        value, source = os.environ[variable], "environment"
+    elif param.name in file.get(command.name, {}):
+        value, source = file[command.name][param.name], "settings file"
+    else:
+        value, source = param.default, "default"
+    value = usual() if value is None and usual else getattr(value, "value", value)
+    if param.name in ("show_settings", "as_json") or (
+        source == "default" and (value is None or param.is_flag)
+    ):
+        return None
+    return name, value, source, variable if source == "environment" else ""
 
 
 @app.command()
@@ -250,9 +357,7 @@ def compact(
     if_needed: Annotated[
         bool, typer.Option("--if-needed", help="Only when the context is past window - reserve.")
     ] = False,
-    cooldown: Annotated[
-        float, typer.Option(min=0, help="With --if-needed: seconds since this transcript's last compaction.")
-    ] = 0,
+    cooldown: Cooldown = 0,
     range_: Annotated[
         str | None,
         typer.Option(
@@ -469,8 +574,20 @@ def compact(
     _finish(list(_told(done, as_json, quiet, show_prompt)), check)
 
 
-@app.command()
+class DiagCommand(TyperCommand):
+    """`--log` may stand without a value: it then reads the log at its usual place."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        following = [*args[1:], ""]
+        bare = [word == "--log" and (not after or (after != "-" and after.startswith("-")))
+                for word, after in zip(args, following, strict=True)]  # fmt: skip
+        words = ["--read-log" if is_bare else word for word, is_bare in zip(args, bare, strict=True)]
+        return super().parse_args(ctx, words)
+
+
+@app.command(cls=DiagCommand)
 def diag(
+    context: typer.Context,
     paths: Paths = None,
     keep_recent: KeepRecent = 20000,
     reserve: Reserve = 16384,
@@ -482,49 +599,82 @@ def diag(
     strategy: StrategyOption = Strategy.keep_recent,
     tail_keep: TailKeep = 6,
     compat: CompatOption = Compat.repaired,
-    if_needed: Annotated[bool, typer.Option("--if-needed", help="Take the trigger into account.")] = False,
-    log: LogOption = None,
-    read_log: Annotated[
-        bool, typer.Option("--read-log", help="Show the log's skips by cause instead.")
+    if_needed: Annotated[
+        bool, typer.Option("--if-needed", help="Take the trigger and --cooldown into account.")
+    ] = False,
+    cooldown: Cooldown = 0,
+    archive: ArchiveOption = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            "--log",
+            metavar="[FILE]",
+            envvar="HAOCOMPACT_LOG",
+            help="Read the log of skips back, by cause (no FILE: the usual one). With PATHS: where to write.",
+            show_default="user log folder",
+        ),
+    ] = None,
+    read_log: Annotated[bool, typer.Option("--read-log", hidden=True, help="--log without FILE.")] = False,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="WHEN",
+            help="With --log: only skips since then: 30m, 2h, 7d, or 2026-05-11T06:30.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="With --log: then show each skip as it is written.")
     ] = False,
     as_json: AsJson = False,
     check: Check = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Say why a compaction is skipped, and what would change that.
 
     \b
     haocompact diag session.jsonl
+    haocompact diag --keep-recent 5000 --json session.jsonl | jq -r .suggestions[]
+    haocompact diag --log --since 7d
     """
-    if read_log:
-        return _show_log(log or _log_path(), as_json)
-    from haocompact import diag as lines
-    from haocompact import pipeline, show
-    from haocompact.compaction import NoCompaction
+    from haocompact import pipeline
 
+    if read_log or (not paths and _source_of(context, "log") == "option"):
+        return _show_log(log or _log_path(), since, follow, as_json)
+    if since or follow:
+        raise UsageError("--since and --follow go with --log")
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
-    request = _request(settings, format, leaf, branch=branch, log=log or _log_path(), if_needed=if_needed)
+    request = _request(settings, format, leaf, branch=branch, log=log or _log_path(), if_needed=if_needed,
+                       cooldown=cooldown, archive=archive or _archive_path())  # fmt: skip
     found: list[bool] = []
 
     def one(source: Source, request: Request) -> None:
-        planned = _plan(source, request, quiet)
-        if if_needed and _compactable(planned):
-            planned = pipeline.as_needed(planned, request)
-        found.append(_compactable(planned))
-        diagnosis = pipeline.explain(planned)
-        skip = diagnosis.outcome if not _compactable(planned) else None
-        line = lines.compaction_line(skip) if isinstance(skip, NoCompaction) else None
-        if line is not None and isinstance(skip, NoCompaction):
-            _note(line, quiet)
-            _note(pipeline.record_skip(skip, source.path, request), quiet)
-        if as_json:
-            print(show.dumps(show.diag_json(planned, diagnosis)))
-        else:
-            print("\n".join(show.diag_text(planned, diagnosis, None)))
+        found.append(_diagnosed(source, request, as_json, quiet, verbose))
 
-    _each(paths, request, one, as_json)
+    _each(paths, request, one, as_json, pipeline.explain_error)
     if check and not any(found):
         raise NothingToCompact("nothing to compact")
+
+
+def _diagnosed(source: Source, request: Request, as_json: bool, quiet: bool, verbose: bool) -> bool:
+    """Show one diagnosis, log the skip; whether it would be compacted."""
+    from haocompact import pipeline, show
+    from haocompact.compaction import NoCompaction
+    from haocompact.diag import compaction_line
+
+    planned = _plan(source, request, quiet, verbose)
+    if request.if_needed and _compactable(planned):
+        planned = pipeline.as_needed(planned, request)
+    planned = pipeline.as_compacted(planned)
+    found = pipeline.explain(planned)
+    if isinstance(planned.outcome, NoCompaction):
+        _note(compaction_line(planned.outcome), quiet)
+        _note(pipeline.record_skip(planned.outcome, source.path, request), quiet)
+    print(show.dumps(show.diag_json(planned, found)) if as_json
+          else "\n".join(show.diag_text(planned, found, verbose=verbose)))  # fmt: skip
+    return _compactable(planned)
 
 
 @app.command()
@@ -533,7 +683,9 @@ def retrieve(
     hash: Annotated[
         str | None,
         typer.Argument(
-            help="The 16 digits of a marker; without, the segments are listed.", show_default=False
+            autocompletion=_hashes,
+            help="The 16 digits of a marker; without, the segments are listed.",
+            show_default=False,
         ),
     ] = None,
     from_message: Annotated[int, typer.Option(min=0, help="First message of the window (0-based).")] = 0,
@@ -633,6 +785,15 @@ def _settings(keep_recent: int = 20000, reserve: int = 16384, window: int = 200_
     return CompactionSettings(keep_recent_tokens=keep_recent, reserve_tokens=reserve, context_window=window,
                               estimator=_estimator(estimator), repair=compat is Compat.repaired,
                               strategy=strategy.value, tail_keep=tail_keep)  # fmt: skip
+
+
+_SOURCES = {"COMMANDLINE": "option", "ENVIRONMENT": "environment", "DEFAULT_MAP": "settings file"}
+
+
+def _source_of(context: typer.Context, name: str) -> str:
+    """Where the value of a setting comes from: option, environment, settings file or default."""
+    source = context.get_parameter_source(name)
+    return _SOURCES.get(source.name if source else "", "default")
 
 
 def _line_range(text: str | None, strategy: Strategy) -> tuple[int, int] | None:
@@ -790,12 +951,15 @@ def _log_path() -> Path:
     return _data_folder("log") / "compaction_diag.log"
 
 
+def _settings_path() -> Path:
+    return Path(os.environ.get(SETTINGS_FILE) or _data_folder("config") / "config.toml")
+
+
 def _settings_file(context: typer.Context) -> dict[str, Any]:
     """Defaults from the settings file: long option names as keys, for every command that has them."""
     import tomllib
 
-    named = os.environ.get(SETTINGS_FILE)
-    path = Path(named or _data_folder("config") / "config.toml")
+    named, path = os.environ.get(SETTINGS_FILE), _settings_path()
     try:
         table: Any = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -837,11 +1001,11 @@ def _nearest(key: str, known: list[str]) -> str:
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
-def _plan(source: Source, request: Request, quiet: bool) -> Planned:
+def _plan(source: Source, request: Request, quiet: bool, verbose: bool = False) -> Planned:
     from haocompact import pipeline, show
 
     planned = pipeline.plan(source, request)
-    for line in pipeline.warnings_of(planned):
+    for line in pipeline.warnings_of(planned, everything=verbose):
         _note(f"warning: {show.visible(line)}", quiet)
     return planned
 
@@ -861,25 +1025,44 @@ def _found(paths: list[str]) -> list[tuple[str, bool]]:
     return found
 
 
-def _each(
-    paths: list[str] | None, request: Request, one: Callable[[Source, Request], None], as_json: bool
-) -> None:
-    """Run `one` over all transcripts; an unreadable one is reported and does not stop the others."""
-    from haocompact import files, pipeline, show
+Why = Callable[[HaoError, "Source | None"], tuple[str, str, str]]
 
+
+def _each(paths: list[str] | None, request: Request, one: Callable[[Source, Request], None], as_json: bool,
+          why: Why | None = None) -> None:  # fmt: skip
+    """Run `one` over all transcripts; an unreadable one is reported (with `why`) and does not stop the others."""
+    found = [path for path, _ in _found(paths or ["-"])]
     failed: HaoError | None = None
-    for path, _ in _found(paths or ["-"]):
-        try:
-            with files.open_source(path, sys.stdin.buffer) as source:
-                for part in pipeline.conversations(source, request):
-                    one(part, request)
-        except HaoError as error:
-            if as_json:
-                print(show.dumps(show.error_json(error, path)))
-            _note(_error_line(error))
+    with _progress(len(found), as_json, quiet=len(found) < 10 or sys.stdout.isatty()) as advance:
+        for path in found:
+            error = _attempt(path, request, one, as_json, why)
             failed = failed or error
+            advance()
     if failed is not None:
         raise typer.Exit(failed.exit_code)
+
+
+def _attempt(path: str, request: Request, one: Callable[[Source, Request], None], as_json: bool,
+             why: Why | None) -> HaoError | None:  # fmt: skip
+    from haocompact import files, pipeline, show
+
+    source = None
+    try:
+        with files.open_source(path, sys.stdin.buffer) as source:
+            try:
+                for part in pipeline.conversations(source, request):
+                    one(part, request)
+            except TranscriptError as error:
+                error.why = why(error, source) if why else None
+                raise
+    except HaoError as error:
+        if why and source is None:
+            error.why = why(error, None)
+        if as_json:
+            print(show.dumps(show.error_json(error, path)))
+        _note(_error_line(error) + show.why_text(error))
+        return error
+    return None
 
 
 def _one_target(output: Path | None, output_dir: Path | None, in_place: bool, dry_run: bool) -> str:
@@ -1029,26 +1212,28 @@ def _finish(results: list[Done], check: bool) -> None:
         raise typer.Exit(NothingToCompact.exit_code)
 
 
-def _show_log(path: Path, as_json: bool) -> None:
-    from haocompact import show
-    from haocompact.diag import parse_log_line
+def _show_log(path: Path, since: str | None, follow: bool, as_json: bool) -> None:
+    from datetime import datetime
 
+    from haocompact import show, skiplog
+
+    start = skiplog.since(since, datetime.now().astimezone()) if since else None
     try:
-        text = path.read_text("utf-8", "replace")
+        found = skiplog.read_log(path, start)
     except FileNotFoundError:
-        raise UsageError(f"no log at {path}") from None
-    lines = [line for line in text.split("\n") if line]
-    entries = [e for line in lines if (e := parse_log_line(line)) is not None]
-    if as_json:
-        for e in entries:
-            print(
-                show.dumps(
-                    {"version": 1, "time": e.time, "branch": e.branch, "sub": e.sub, "source": e.source}
-                )
-            )
-        return
-    _print(show.log_table(entries))
-    print(f"{len(entries)} skips, {len(lines) - len(entries)} other lines")
+        if not follow:
+            raise UsageError(
+                f"no log at {path}: nothing was skipped yet, or it is elsewhere (--log FILE)"
+            ) from None
+        found = skiplog.Log(str(path), ())
+    except OSError as error:
+        raise TranscriptError(error.strerror or str(error), path=str(path)) from None
+    if as_json and not follow:
+        print(show.dumps(show.log_json(found)))
+    elif not as_json:
+        print("\n".join(show.log_text(found)), flush=True)
+    for entry in skiplog.follow(path) if follow else ():
+        print(show.dumps(show.entry_json(entry)) if as_json else show.entry_line(entry), flush=True)
 
 
 def _verify(request: Request, as_json: bool) -> None:
@@ -1125,12 +1310,17 @@ def _send(chunks: Iterator[bytes], output: Path | None) -> None:
 
 
 def _print(renderable: Any) -> None:
+    """As wide as the terminal; in a pipe or file as wide as it needs, without blanks at the ends of lines."""
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False, markup=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 120
-    console.print(renderable)
+    if console.is_terminal:
+        return console.print(renderable)
+    if "COLUMNS" not in os.environ:
+        console.width = 1000
+    with console.capture() as text:
+        console.print(renderable)
+    print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
 def _note(line: str | None, quiet: bool = False) -> None:

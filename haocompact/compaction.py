@@ -546,12 +546,16 @@ class CompactionPreparation:
 
 @dataclass(frozen=True, slots=True)
 class NoCompaction:
-    """Why nothing would be compacted: the seed's branch and sub-branch, with its figures."""
+    """Why nothing would be compacted: the seed's branch and sub-branch, with its figures.
+
+    `cut`: the cut that was found and had nothing before it; None where none was looked for.
+    """
 
     branch: str
     sub: str | None = None
     figures: dict[str, object] = field(default_factory=dict)
     estimate: ContextEstimate = ContextEstimate(0, 0, 0, None)
+    cut: CutPoint | None = None
 
 
 def prepare_compaction(messages: Sequence[Message],
@@ -628,7 +632,7 @@ def _nothing_to_summarize(messages: Sequence[Message], compactable: Sequence[Mes
         "head_roles": ["T" if m.role == "toolResult" else m.role[0].upper() for m in compactable[:10]],
     }
     return NoCompaction(
-        "nothing_to_summarize", _sub_branch(compactable, sizes, cut, settings), figures, estimate
+        "nothing_to_summarize", _sub_branch(compactable, sizes, cut, settings), figures, estimate, cut
     )
 
 

@@ -25,10 +25,14 @@ from __future__ import annotations
 
 
 class HaoError(Exception):
-    """An error with an exit code. `str(error)` is one line: place, numbers, next step."""
+    """An error with an exit code. `str(error)` is one line: place, numbers, next step.
+
+    `why`: what `diag` says of it: (cause, explanation, suggestion).
+    """
 
     exit_code = 1
     code = "ERROR"
+    why: tuple[str, str, str] | None = None
 
     def __init__(self, message: str, *, path: str | None = None, line: int | None = None) -> None:
         super().__init__(message)

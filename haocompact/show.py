@@ -10,7 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from haocompact.archive import Run, Segment, Stats
 from haocompact.batch import Totals, skip_cause
 from haocompact.chunks import Ask, Report
 from haocompact.compaction import (
+    COMPACTION_SUMMARY,
     CompactionPreparation,
     Image,
     Message,
@@ -30,13 +31,26 @@ from haocompact.compaction import (
     compute_file_lists,
     cut_obstacles,
 )
-from haocompact.diag import Diagnosis, LogEntry
+from haocompact.diag import (
+    LINES_SHOWN,
+    RIGHT,
+    TITLES,
+    Diagnosis,
+    Lines,
+    Walk,
+    cause_of,
+    known_cause,
+    plural,
+    told,
+)
 from haocompact.errors import HaoError
 from haocompact.pipeline import Directory, Done, Planned, figures
+from haocompact.skiplog import Group, Log, LogEntry, grouped
 from haocompact.upkeep import Exported
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 VERSION = 1  # of the JSON contract
 ROWS_IN_JSON = 2000
@@ -125,27 +139,16 @@ def _places(outcome: CompactionPreparation | NoCompaction, total: int) -> list[s
 
 def turn_rows(all_rows: Sequence[Row]) -> list[Row]:
     """Rows folded to one a turn; a turn that the cut splits becomes two."""
-    folded: list[Row] = []
+    turns: list[list[Row]] = []
     for row in all_rows:
-        if folded and row.role not in ("user", "bash", "custom", "branch", "summary") and not row.is_cut:
-            last = folded[-1]
-            count = int(last.what.split(" ")[0]) + 1
-            folded[-1] = Row(last.line, last.role, f"{count} messages", last.tokens + row.tokens, last.running,
-                             last.obstacle, last.place, last.is_cut)  # fmt: skip
+        if turns and row.role not in ("user", "bash", "custom", "branch", "summary") and not row.is_cut:
+            turns[-1].append(row)
         else:
-            folded.append(
-                Row(
-                    row.line,
-                    row.role,
-                    "1 messages",
-                    row.tokens,
-                    row.running,
-                    row.obstacle,
-                    row.place,
-                    row.is_cut,
-                )
-            )
-    return folded
+            turns.append([row])
+    return [
+        replace(turn[0], what=plural(len(turn), "message"), tokens=sum(r.tokens for r in turn))
+        for turn in turns
+    ]
 
 
 _ROLES = {"toolResult": "tool", "bashExecution": "bash", "branchSummary": "branch"}
@@ -187,31 +190,38 @@ def _counted(label: str, names: Iterable[str]) -> list[str]:
 
 # ---------------------------------------------------------------------------------------- tables
 def plan_table(planned: Planned, *, turns: bool = False, everything: bool = False) -> RenderableType:
-    from rich import box
-    from rich.table import Table
+    """One row a message (or turn), with a line wherever another fate begins: summarised, turn prefix, kept."""
     from rich.text import Text as RichText
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name, side in (("line", "right"), ("role", "left"), ("what", "left"), ("tokens", "right"),
-                       ("running", "right"), ("cut", "left")):  # fmt: skip
-        table.add_column(name, justify=side, overflow="ellipsis", no_wrap=name != "what")  # type: ignore[arg-type]
+    table = _table(("line", "right"), ("role", "left"), ("what", "left"), ("tokens", "right"), ("running", "right"),
+                   ("cut", "left"), wrap="what")  # fmt: skip
     found: Sequence[Row | int] = turn_rows(rows(planned)) if turns else _shown_rows(planned, everything)
+    place = "keep"
     for item in _folded(found, everything):
         if isinstance(item, int):
-            table.add_row("", "", f"... {item:,} more rows (--all shows them)", "", "", "", style="dim")
+            table.add_row("", "", f"... {item:,} more (--all)", "", "", "", style="dim")
             continue
-        if item.is_cut:
-            table.add_row("", "", RichText("-- cut: kept from here on --", style="bold"), "", "", "")
+        if item.place != place and item.place in _FATES:
+            table.add_row("", "", RichText(_FATES[item.place], style="bold"), "", "", "")
+        place = item.place
         running = "" if item.running is None else f"{item.running:,}"
-        style = "dim" if item.place in ("summarise", "prefix") else ""
-        table.add_row(str(item.line or ""), RichText(visible(item.role)), RichText(item.what), f"{item.tokens:,}", running,
-                      RichText(_cut_cell(item)), style=style)  # fmt: skip
+        table.add_row(str(item.line or ""), RichText(visible(item.role)), RichText(item.what), f"{item.tokens:,}",
+                      running, RichText(visible(item.obstacle or "valid")), style="" if place == "keep" else "dim")  # fmt: skip
     return table
 
 
-def _cut_cell(row: Row) -> str:
-    where = {"prefix": " (turn prefix)", "summarise": "", "keep": "", "previous": ""}[row.place]
-    return (row.obstacle if row.obstacle else "valid") + where
+_FATES = {"summarise": "-- summarised --", "prefix": "-- turn prefix --", "keep": "-- kept from here --"}
+
+
+def _table(*columns: tuple[str, str], wrap: str = "") -> Table:
+    """A table whose figures and words are never cut short; only the column `wrap` gives way to a narrow terminal."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for name, side in columns:
+        table.add_column(name, justify=side, overflow="fold", no_wrap=name != wrap)  # type: ignore[arg-type]
+    return table
 
 
 def _folded(items: Sequence[Row | int], everything: bool) -> Iterator[Row | int]:
@@ -232,6 +242,11 @@ def _folded(items: Sequence[Row | int], everything: bool) -> Iterator[Row | int]
             skipped += 1
 
 
+def title(planned: Planned) -> str:
+    count = told(m for m in planned.session.messages if m.kind != COMPACTION_SUMMARY)
+    return f"{visible(planned.path)}: {planned.session.format}, {plural(count, 'message')}"
+
+
 def plan_figures(planned: Planned) -> list[str]:
     """The lines under the table."""
     s, e, outcome = planned.settings, planned.estimate, planned.outcome
@@ -240,12 +255,15 @@ def plan_figures(planned: Planned) -> list[str]:
         f"usage {_number(e.usage_tokens)} on line {place(planned.session.messages[e.last_usage_index].line)}"
         f" + {e.trailing_tokens:,} estimated after it")  # fmt: skip
     lines = [
-        f"{visible(planned.path)}: {planned.session.format}, {sum(m.told for m in planned.session.messages)} messages",
         f"context  {_number(e.tokens)} tokens ({basis}; estimator {s.estimator.name})",
         f"trigger  {_trigger(planned)}: should_compact = {'yes' if planned.should_compact else 'no'}",
     ]
     if isinstance(outcome, NoCompaction):
-        return [*lines, f"nothing to compact: {outcome.branch}" + (f", {outcome.sub}" if outcome.sub else "")]
+        cause = TITLES[cause_of(outcome, planned.session.messages)]
+        return [
+            *lines,
+            f"result   nothing to compact: {cause} ({outcome.sub or outcome.branch}); diag says more",
+        ]
     return [*lines, *_cut_figures(outcome, place)]
 
 
@@ -257,55 +275,192 @@ def _trigger(planned: Planned) -> str:
 
 
 def _cut_figures(plan: CompactionPreparation, place: Callable[[int], int]) -> Iterator[str]:
-    history, prefix = _told(plan.messages_to_summarize), _told(plan.turn_prefix_messages)
+    history, prefix = told(plan.messages_to_summarize), told(plan.turn_prefix_messages)
     begin = place(plan.turn_prefix_messages[0].line) if plan.turn_prefix_messages else None
     split = f", splits the turn that began on line {begin}" if plan.is_split_turn else ""
     yield f"cut      kept from line {place(plan.retained_tail[0].line)}{split}"
-    yield f"removed  {history} messages summarised" + (f" + {prefix} of the turn's prefix" if prefix else "")
+    yield f"removed  {plural(history, 'message')} summarised" + (
+        f" + {prefix:,} of the turn's prefix" if prefix else ""
+    )
     over = plan.tokens_kept - plan.settings.keep_recent_tokens
     note = f", above keep_recent ({plan.settings.keep_recent_tokens:,}) by {over:,}" if over > 0 else ""
-    yield f"kept     {_told(plan.kept)} messages, about {plan.tokens_kept:,} tokens{note}"
+    yield f"kept     {plural(told(plan.kept), 'message')}, about {plural(plan.tokens_kept, 'token')}{note}"
     reads, edits = compute_file_lists(plan.file_ops)
-    yield f"files    {len(reads)} read, {len(edits)} modified"
-
-
-def _told(messages: Iterable[Message]) -> int:
-    return sum(m.told for m in messages)
+    yield f"files    {len(reads):,} read, {len(edits):,} modified"
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}".removesuffix(".0")
 
 
-def diag_text(planned: Planned, diagnosis: Diagnosis, line: str | None) -> list[str]:
-    """The diagnosis in plain words: line, sentence, the heaviest messages, what would help."""
-    lines = [] if line is None else [line]
-    lines += plan_figures(planned)
-    lines.append(diagnosis.explanation)
-    if diagnosis.heaviest:
-        place = planned.session.records.line
+def diag_text(planned: Planned, found: Diagnosis, *, verbose: bool = False) -> list[str]:
+    """The diagnosis: verdict, plain words, the evidence line by line, what would help."""
+    outcome = found.outcome
+    if isinstance(outcome, NoCompaction):
+        names = ", ".join(filter(None, (outcome.branch, outcome.sub)))
+        verdict = f"nothing to compact: {TITLES[found.cause or '']} ({names})"
+    else:
+        verdict = "would be compacted"
+    lines = [title(planned), verdict, "", found.explanation, ""]
+    lines += _account_text(found)
+    lines.append(f"trigger  {_trigger_sum(planned)}")
+    lines += _walk_text(planned, found, verbose)
+    if not isinstance(outcome, NoCompaction):
+        lines += _cut_figures(outcome, planned.session.records.line)
+    if found.heaviest:
         heavy = ", ".join(
-            f"line {place(n)} ({role}, {tokens:,} tokens)" for n, role, tokens in diagnosis.heaviest
+            f"line {n} ({visible(role)}, {plural(tokens, 'token')})" for n, role, tokens in found.heaviest
         )
-        lines.append(f"largest: {heavy}")
-    lines += [f"suggestion: {s}" for s in diagnosis.suggestions]
-    return lines
+        lines.append(f"largest  {heavy}")
+    return lines + [_try(s) for s in found.suggestions]
 
 
-def log_table(entries: Sequence[LogEntry]) -> RenderableType:
-    """Skips of a log, grouped by cause and file."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text as RichText
+def _try(suggestion: str) -> str:
+    return f"{'so' if suggestion == RIGHT else 'try':<9}{suggestion}"
 
-    groups: dict[tuple[str, str, str], list[LogEntry]] = {}
-    for entry in entries:
-        groups.setdefault((entry.branch, entry.sub or "", entry.source or ""), []).append(entry)
-    table = Table("branch", "sub", "source", "count", "first", "last", box=box.SIMPLE_HEAD, show_edge=False)
-    for (branch, sub, source), found in sorted(groups.items(), key=lambda g: -len(g[1])):
-        cells = (branch, sub, source, str(len(found)), found[0].time, found[-1].time)
-        table.add_row(*(RichText(visible(cell)) for cell in cells))
-    return table
+
+def why_text(error: HaoError) -> str:
+    """What `diag` adds to the one line of an error."""
+    return f". {visible(error.why[1])}" if error.why and str(error.args[0]) not in error.why[1] else ""
+
+
+def _account_text(found: Diagnosis) -> Iterator[str]:
+    if (a := found.account) is None:
+        return
+    if a.usage_line is None:
+        counted = plural(a.estimated, "message")
+        yield f"context  {_number(a.tokens)} tokens, estimated for {counted}: no usage report counts"
+    else:
+        yield (f"context  {_number(a.tokens)} tokens: usage {_number(a.usage_tokens)} on line {a.usage_line} + "
+               f"{a.trailing_tokens:,} estimated for {plural(a.estimated, 'message')} after it")  # fmt: skip
+    for group in a.rejected:
+        reports = plural(group.count, "usage report")
+        yield f"         not counted: {reports} ({visible(group.what)}), {_places_of(group)}"
+
+
+def _places_of(group: Lines) -> str:
+    words = ", ".join(map(str, group.lines)) + (", ..." if group.count > len(group.lines) else "")
+    return f"line{'s' * (group.count != 1)} {words}"
+
+
+def _trigger_sum(planned: Planned) -> str:
+    over = planned.estimate.tokens - planned.trigger
+    verdict = f"yes, by {_number(over)}" if planned.should_compact else f"no, {_number(-over)} left"
+    return f"{_number(planned.estimate.tokens)} > {_trigger(planned)}? {verdict}"
+
+
+def _walk_text(planned: Planned, found: Diagnosis, verbose: bool) -> Iterator[str]:
+    if found.walk is not None:
+        yield f"walk     {_walk_words(found.walk, planned.settings.keep_recent_tokens)}"
+    if found.valid is None:
+        return
+    total = found.valid.count + sum(group.count for group in found.obstacles)
+    yield f"cuts     {found.valid.count:,} of {plural(total, 'message')} can start the kept part"
+    shown = found.obstacles if verbose else found.obstacles[:LINES_SHOWN]
+    for group in shown:
+        yield f"         not {group.count:,}: {_OBSTACLES.get(group.what, visible(group.what))}, {_places_of(group)}"
+
+
+_OBSTACLES = {"tool result": "tool results, which would lose their call", "group": "inside one response",
+              "pair": "between a call and its result", "user": "never sent to the model",
+              "system": "system messages"}  # fmt: skip
+
+
+def _walk_words(walk: Walk, keep_recent: int) -> str:
+    if walk.stopped_line is None:
+        return f"all {walk.tokens:,} tokens counted from the end, {keep_recent:,} (keep_recent) never reached"
+    words = f"from the end back, line {walk.stopped_line} reaches {walk.tokens:,} of {keep_recent:,} (keep_recent)"
+    if walk.cut_line == walk.stopped_line:
+        return f"{words}: the cut"
+    why = _OBSTACLES.get(walk.obstacle or "", visible(walk.obstacle or "")) or "parts what belongs together"
+    way = "next" if walk.cut_line > walk.stopped_line else "last valid"
+    return f"{words}; no cut there ({why}), the {way} is line {walk.cut_line}"
+
+
+def log_text(log: Log) -> list[str]:
+    """Skips of a log by cause and transcript, the most frequent first, then what else the log holds."""
+    groups: dict[tuple[str, str | None], list[Group]] = {}
+    for group in grouped(log.entries):
+        groups.setdefault((group.branch, group.sub), []).append(group)
+    lines: list[str] = []
+    for (branch, sub), found in sorted(groups.items(), key=lambda item: -sum(g.count for g in item[1])):
+        words = TITLES.get(known_cause(sub or branch), "")
+        lines.append(f"{' '.join(filter(None, (branch, sub)))}{f': {words}' if words else ''}")
+        lines += [
+            f"{g.count:7,}  {_when(g.first)}  {_when(g.last)}  {visible(g.source or '-')}" for g in found
+        ]
+        lines.append("")
+    if lines:
+        lines.insert(0, f"{'count':>7}  {'first':19}  {'last':19}  transcript")
+    return [*lines, log_totals(log)]
+
+
+def _when(entry: LogEntry) -> str:
+    """To the second, local time."""
+    return f"{entry.moment.astimezone():%Y-%m-%d %H:%M:%S}" if entry.moment else f"{entry.time:19}"
+
+
+def log_totals(log: Log) -> str:
+    others = [f"{plural(log.broken, 'broken line')}"] * bool(log.broken)
+    others += [f"{plural(log.foreign, 'other line')}"] * bool(log.foreign)
+    return ", ".join([f"{visible(log.path)}: {plural(len(log.entries), 'skip')}", *others])
+
+
+def log_json(log: Log) -> dict[str, Any]:
+    groups = [{"branch": g.branch, "sub": g.sub, "source": g.source, "count": g.count, "first": _iso(g.first),
+               "last": _iso(g.last)} for g in grouped(log.entries)]  # fmt: skip
+    return {"version": VERSION, "path": log.path, "skips": len(log.entries), "broken_lines": log.broken,
+            "other_lines": log.foreign, "groups": groups}  # fmt: skip
+
+
+def _iso(entry: LogEntry) -> str:
+    return entry.moment.isoformat(timespec="milliseconds") if entry.moment else entry.time
+
+
+def entry_line(entry: LogEntry) -> str:
+    cause = f"{entry.branch}{f' {entry.sub}' if entry.sub else ''}"
+    return f"{_when(entry)}  {cause}  {visible(entry.source or '-')}"
+
+
+def entry_json(entry: LogEntry) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "time": _iso(entry),
+        "branch": entry.branch,
+        "sub": entry.sub,
+        "source": entry.source,
+    }
+
+
+Setting = tuple[str, object, str, str]
+"""Option, value, source (option, environment, settings file, default), and the variable it comes from."""
+
+
+def settings_text(found: Sequence[Setting], file: Path) -> list[str]:
+    rows = [
+        (name, source + (f" {variable}" if variable else ""), value)
+        for name, value, source, variable in found
+    ]
+    names, sources = max(len(name) for name, _, _ in rows), max(len(source) for _, source, _ in rows)
+    lines = [
+        f"{name:<{names}}  {source:<{sources}}  {visible(_setting_value(value))}"
+        for name, source, value in rows
+    ]
+    return [*lines, f"settings file: {visible(str(file))}{'' if file.is_file() else ', which is not there'}"]
+
+
+def _setting_value(value: object) -> str:
+    return (
+        "-" if value is None else {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    )
+
+
+def settings_json(found: Sequence[Setting], file: Path) -> dict[str, Any]:
+    def plain(value: object) -> object:
+        return value if value is None or isinstance(value, (int, float)) else str(value)
+
+    settings = {name[2:]: {"value": plain(value), "source": source} for name, value, source, _ in found}
+    return {"version": VERSION, "settings_file": str(file), "settings": settings}
 
 
 def near(path: str) -> str:
@@ -315,11 +470,10 @@ def near(path: str) -> str:
 
 
 def directory_table(found: Directory) -> RenderableType:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text as RichText
 
-    table = Table("hash", "messages", "characters", "created", "source", box=box.SIMPLE_HEAD, show_edge=False)
+    table = _table(("hash", "left"), ("messages", "right"), ("characters", "right"), ("created", "left"),
+                   ("source", "left"), wrap="source")  # fmt: skip
     for s in found.segments:
         source = "in this transcript" if s.hash in found.in_log else visible(near(s.source))
         numbers = (f"{s.messages:,}", f"{s.chars:,}", visible(s.created))  # a log may say anything
@@ -506,7 +660,7 @@ def _row_json(row: Row) -> dict[str, Any]:
             "cut": row.is_cut}  # fmt: skip
 
 
-def diag_json(planned: Planned, diagnosis: Diagnosis) -> dict[str, Any]:
+def diag_json(planned: Planned, found: Diagnosis) -> dict[str, Any]:
     outcome = planned.outcome
     seen = dict(outcome.figures) if isinstance(outcome, NoCompaction) else {}
     if isinstance(seen.get("top3"), list):
@@ -519,14 +673,29 @@ def diag_json(planned: Planned, diagnosis: Diagnosis) -> dict[str, Any]:
         "branch": outcome.branch if isinstance(outcome, NoCompaction) else None,
         "sub": outcome.sub if isinstance(outcome, NoCompaction) else None,
         **seen,
+        "cause": found.cause,
+        "explanation": found.explanation,
+        "suggestions": list(found.suggestions),
         "tokens_before": planned.estimate.tokens,
+        "trigger": planned.trigger,
         "should_compact": planned.should_compact,
-        "heaviest": [
-            {"line": planned.session.records.line(n), "role": role, "tokens": t}
-            for n, role, t in diagnosis.heaviest
-        ],
-        "explanation": diagnosis.explanation,
-        "suggestions": list(diagnosis.suggestions),
+        "context": asdict(found.account) if found.account else None,
+        "walk": asdict(found.walk) if found.walk else None,
+        "valid_cuts": found.valid.count if found.valid else None,
+        "no_cuts": [asdict(group) for group in found.obstacles],
+        **_would(outcome, planned.session.records.line),
+        "heaviest": [{"line": n, "role": role, "tokens": t} for n, role, t in found.heaviest],
+    }
+
+
+def _would(outcome: CompactionPreparation | NoCompaction, place: Callable[[int], int]) -> dict[str, Any]:
+    """What would be summarised; null where nothing would be."""
+    plan = None if isinstance(outcome, NoCompaction) else outcome
+    return {
+        "first_kept_line": place(plan.retained_tail[0].line) if plan and plan.retained_tail else None,
+        "summarize": told(plan.messages_to_summarize) if plan else 0,
+        "prefix": told(plan.turn_prefix_messages) if plan else 0,
+        "tokens_kept": plan.tokens_kept if plan else None,
     }
 
 
@@ -572,10 +741,15 @@ def _usage_json(report: Report) -> dict[str, Any]:
 
 
 def error_json(error: HaoError, path: str | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = {"version": VERSION, "path": error.path or path, "result": "error"}
+    found |= {"code": error.code, "message": str(error.args[0]), "line": error.line}
     sent, received = getattr(error, "tokens", (0, 0))
-    usage = {"usage": {"input_tokens": sent, "output_tokens": received}} if sent or received else {}
-    return {"version": VERSION, "path": error.path or path, "result": "error", "code": error.code,
-            "message": str(error.args[0]), "line": error.line, **usage}  # fmt: skip
+    if sent or received:
+        found["usage"] = {"input_tokens": sent, "output_tokens": received}
+    if error.why is not None:
+        cause, explanation, suggestion = error.why
+        found |= {"cause": cause, "explanation": explanation, "suggestions": [suggestion]}
+    return found
 
 
 def directory_json(found: Directory) -> dict[str, Any]:

@@ -35,7 +35,10 @@ LONG_AGO = 1_760_000_000  # when the copied samples were last written, so that n
 
 BLOCK = re.compile(r"(<!-- (run|generated): (.+?) -->\n).*?(<!-- end -->)", re.S)
 RUNNABLE = re.compile(r"<!-- runs(?:: (?P<tools>[\w ]+))? -->\n```sh\n(?P<script>.*?)```", re.S)
-MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?P<ms>\.\d{3})?\+00:00|\d{4}-\d\d-\d\dT[\d:.+]*(?=…)")
+MOMENT = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?P<ms>\.\d{3})?\+00:00|\d{4}-\d\d-\d\dT[\d:.+]*(?=…)"
+)
 MARKER = re.compile(r"<<ccr:([0-9a-f]{16})>>")
 
 
@@ -108,6 +111,8 @@ class Stage:
 
 
 def _same_moment(match: re.Match[str]) -> str:
+    if " " in match[0]:
+        return "2026-05-11 06:30:00"
     return f"2026-05-11T06:30:00{'.000' if match['ms'] else ''}+00:00"[: len(match[0])]
 
 
@@ -167,6 +172,12 @@ def exit_codes(stage: Stage) -> str:
     return _table(("exit", "`code` in JSON", "meaning"), rows)
 
 
+def causes(stage: Stage) -> str:
+    from haocompact.diag import TITLES
+
+    return _table(("`cause`", "meaning"), [(f"`{name}`", title) for name, title in TITLES.items()])
+
+
 def estimates(stage: Stage) -> str:
     """The first table of the calibration, as measured with tiktoken's own encodings."""
     text = (ROOT / "tests" / "golden" / "cjk-table.md").read_text("utf-8")
@@ -213,6 +224,7 @@ BLOCKS: dict[str, Callable[[Stage], str]] = {
     "formats": formats,
     "samples": samples,
     "exit codes": exit_codes,
+    "causes": causes,
     "json plan": json_plan,
     "json compact": json_compact,
     "json diag": json_diag,

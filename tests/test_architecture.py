@@ -16,7 +16,7 @@ MODULES = {
     str(p.relative_to(PACKAGE).with_suffix("")).replace("/", "."): p for p in sorted(PACKAGE.rglob("*.py"))
 }
 BASE = {"errors", "jsjson", "cjk", "prompts", "records", "compaction", "archive", "redact"}
-MIDDLE = BASE | {"ccr", "segment", "ledger", "chunks", "summarize", "model", "diag", "formats.session",
+MIDDLE = BASE | {"ccr", "segment", "ledger", "chunks", "summarize", "model", "diag", "skiplog", "formats.session",
                  "formats.document"}  # fmt: skip
 LEDGER = [
     "lines",
@@ -34,7 +34,8 @@ ADAPTERS = {
 }
 FORMATS = MIDDLE | ADAPTERS | {"formats"}
 ALLOWED = {  # module -> what it may import of haocompact
-    "__init__": FORMATS | {"pipeline"},
+    "__init__": {"api", "compaction", "errors"},
+    "api": MIDDLE | {"formats", "files", "pipeline"},
     "__main__": {"cli"},
     "errors": set(),
     "jsjson": set(),
@@ -55,6 +56,7 @@ ALLOWED = {  # module -> what it may import of haocompact
             "summarize",
             "model",
             "diag",
+            "skiplog",
             "formats.session",
             "formats.document",
         ),
@@ -69,7 +71,8 @@ ALLOWED = {  # module -> what it may import of haocompact
     "batch": BASE | {"files", "pipeline", "summarize", "__init__"},
     "upkeep": BASE | {"files", "pipeline"},
     "show": MIDDLE | {"formats", "pipeline", "batch", "upkeep"},
-    "cli": FORMATS | {"files", "pipeline", "batch", "upkeep", "show", "__init__"},
+    "draw": MIDDLE | {"pipeline", "show"},
+    "cli": FORMATS | {"files", "pipeline", "batch", "upkeep", "show", "draw", "__init__"},
 }
 THIRD_PARTIES = {  # package -> modules that may import it at their top, and inside functions
     "typer": ({"cli"}, {"cli"}),

@@ -903,16 +903,16 @@ def test_retrieve_json(run):
 def test_errors_are_objects_too(run, command):
     put("mixed.jsonl", b'{"type":"session","version":3,"id":"x"}\n[]\n')
     found = run(command, "missing", "--json")
-    assert found.json == [
-        {
-            "version": 1,
-            "path": "missing",
-            "result": "error",
-            "code": "TRANSCRIPT",
-            "message": "no such file",
-            "line": None,
-        }
-    ]
+    (told,) = found.json
+    assert told == told | {
+        "version": 1,
+        "path": "missing",
+        "result": "error",
+        "code": "TRANSCRIPT",
+        "message": "no such file",
+        "line": None,
+    }
+    assert told.get("cause") == ("unreadable" if command == "diag" else None)
     assert found.code == 4
 
 
@@ -1253,7 +1253,7 @@ def test_file_names_that_are_not_utf8(run):
     (done,) = run("compact", name, "--in-place", "--json", "--archive", "a.db", *KEEP).json
     assert (done["path"], done["result"]) == (name, "ok")
     assert run("compact", name, "--in-place", "--log", "log").code == 0
-    assert run("diag", "--read-log", "--log", "log", "--json").json[0]["source"] == name
+    assert run("diag", "--log", "log", "--json").json[0]["groups"][0]["source"] == name
     assert run("retrieve", name, "--restore", "--archive", "a.db").out == CHAT
     (listed,) = run("retrieve", name, "--json", "--archive", "a.db").json
     assert listed["segments"][0]["source"] == os.path.abspath(name)
@@ -1264,7 +1264,8 @@ def test_skips_of_a_hostile_summary_are_one_line(run):
     found = run("compact", "--log", "log", stdin=jsonl([user(text)]))
     assert found.lines[0].startswith("[COMPACT_NONE] branch=tail_is_summary msgs=1 tail_head=")
     assert UNSAFE.search(found.err) is None
-    (entry,) = run("diag", "--read-log", "--log", "log", "--json").json
+    (log,) = run("diag", "--log", "log", "--json").json
+    (entry,) = log["groups"]
     assert (entry["branch"], entry["sub"]) == ("tail_is_summary", None)
 
 

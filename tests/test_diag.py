@@ -1,10 +1,8 @@
-"""[COMPACT_NONE] lines: the seed's format field by field, the log and back, plain words, what helps."""
+"""[COMPACT_NONE] lines: the seed's format field by field; every cause, its evidence, what helps."""
 
 import ast
 import re
-import stat
-import subprocess
-import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -23,16 +21,10 @@ from haocompact.compaction import (
     Text,
     ToolResult,
     prepare_compaction,
+    should_compact,
 )
-from haocompact.diag import (
-    LogEntry,
-    append_log,
-    compaction_line,
-    diagnose,
-    largest_keep_recent,
-    log_line,
-    parse_log_line,
-)
+from haocompact.diag import RIGHT, TITLES, Lines, Walk, compaction_line, diagnose, largest_keep_recent
+from haocompact.pipeline import prepare
 
 U, A, T = "user", "assistant", "toolResult"
 NOON = datetime(2026, 1, 2, 12, 0, 0, 5000, tzinfo=UTC)
@@ -124,121 +116,6 @@ def test_own_branches_have_the_same_shape():
     assert compaction_line(skip) == "[COMPACT_NONE] branch=below_trigger tokens=5 trigger=9"
 
 
-# --------------------------------------------------------------------------------------- the log
-def test_log_line():
-    skip = NoCompaction("tail_is_summary", None, {"msgs": 1, "tail_head": "x"})
-    assert log_line(skip, 'a "b".jsonl', NOON) == (
-        "[2026-01-02T12:00:00.005+00:00] [COMPACT_NONE] branch=tail_is_summary msgs=1 tail_head='x'"
-        ' source="a \\"b\\".jsonl"'
-    )
-
-
-@pytest.mark.parametrize(
-    ("line", "entry"),
-    [
-        (
-            "[11:22:33.044] [COMPACT_NONE] branch=empty_messages",
-            ("11:22:33.044", "empty_messages", None, None),
-        ),
-        (
-            "[11:22:33.044] [COMPACT_NONE] branch=nothing_to_summarize sub=cut_pinned_at_zero msgs=3",
-            ("11:22:33.044", "nothing_to_summarize", "cut_pinned_at_zero", None),
-        ),
-        (
-            "[11:22:33.044] [COMPACT_NONE] branch=compactable_empty (上下文只剩旧摘要)",
-            ("11:22:33.044", "compactable_empty", None, None),
-        ),
-        (
-            "[11:22:33.044] [COMPACT_NONE] branch=nothing_to_summarize (diag failed: sub=x)",
-            ("11:22:33.044", "nothing_to_summarize", None, None),
-        ),
-        (
-            "[11:22:33.044] [COMPACT_NONE] branch=tail_is_summary tail_head='sub=x branch=y'",
-            ("11:22:33.044", "tail_is_summary", None, None),
-        ),
-        (
-            '[2026-01-02T12:00:00.005+00:00] [COMPACT_NONE] branch=a source="a\\\\b \\"c\\".jsonl"',
-            ("2026-01-02T12:00:00.005+00:00", "a", None, 'a\\b "c".jsonl'),
-        ),
-        (
-            '[11:22:33.044] [COMPACT_NONE] branch=empty_messages source="broken \\x"',
-            ("11:22:33.044", "empty_messages", None, None),
-        ),
-        ('[11:22:33.044] [COMPACT_NONE] branch=a source="中"', ("11:22:33.044", "a", None, None)),
-    ],
-)
-def test_parse_log_line(line, entry):
-    assert parse_log_line(line) == LogEntry(*entry, line)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "hello",
-        "[11:22:33.044] [COMPACT_OK] branch=x",
-        "[11:22:33.044] [COMPACT_NONE]",
-        "[11:22:33.044] [COMPACT_NONE] branch=",
-        "[11:22:33.044] [COMPACT_NONE] branch=\x1b[31m",
-        "[COMPACT_NONE] branch=empty_messages",
-        "[\x1b[31m] [COMPACT_NONE] branch=empty_messages",
-        "x [11:22:33.044] [COMPACT_NONE] branch=empty_messages",
-    ],
-)
-def test_foreign_lines_are_no_entries(line):
-    assert parse_log_line(line) is None
-
-
-@given(st.text(), st.text())
-def test_no_line_breaks_the_parser(before, after):
-    for line in (
-        before,
-        f"[11:22:33.044] [COMPACT_NONE] branch={before}",
-        f'[1] [COMPACT_NONE] branch=x {before} source="{after}"',
-    ):
-        entry = parse_log_line(line)
-        assert entry is None or entry.text == line
-
-
-@given(st.text(), st.text(st.characters(categories=["L", "Cs", "Cc", "Zs", "Po"])))
-def test_what_is_logged_is_read_back(text, path):
-    line = log_line(NoCompaction("tail_is_summary", None, {"msgs": 1, "tail_head": text}), path, NOON)
-    assert "\n" not in line
-    entry = parse_log_line(line)
-    assert (entry.time, entry.branch, entry.sub, entry.source) == (
-        "2026-01-02T12:00:00.005+00:00",
-        "tail_is_summary",
-        None,
-        path,
-    )
-
-
-def test_the_log_is_private_and_grows(tmp_path):
-    path = tmp_path / "new" / "log"
-    append_log(path, "one")
-    append_log(path, "two \ud83d 中")
-    assert path.read_text() == "one\ntwo ? 中\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    path.chmod(0o644)
-    append_log(path, "three")
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    with pytest.raises(OSError, match="directory"):
-        append_log(tmp_path / "new", "x")
-
-
-def test_many_processes_append_whole_lines(tmp_path):
-    path = tmp_path / "log"
-    script = (
-        "import sys; from pathlib import Path; from haocompact.diag import append_log\n"
-        "for i in range(200): append_log(Path(sys.argv[1]), sys.argv[2] * 3000)"
-    )
-    workers = [subprocess.Popen([sys.executable, "-c", script, path, c]) for c in "abcd"]
-    assert [w.wait(60) for w in workers] == [0] * 4
-    lines = path.read_text().splitlines()
-    assert sorted(lines) == sorted(c * 3000 for c in "abcd" for _ in range(200))
-
-
 # ------------------------------------------------------------------------------------ plain words
 def literals(path):
     """(branch, sub) constants of every NoCompaction that a module makes, and of its sub-branch functions."""
@@ -301,53 +178,91 @@ def test_every_cause_has_a_sentence(name):
         assert found.explanation.endswith(".")
         assert found.explanation[0].isupper() or found.explanation[0].isdigit()
         assert found.suggestions
+        assert found.cause in TITLES
 
 
 @pytest.mark.parametrize(
-    ("messages", "keep", "explanation", "suggestion"),
+    ("messages", "keep", "cause", "explanation", "suggestions"),
     [
-        ([], 20, "The transcript holds no message.", "there is nothing to compact and that is right"),
+        ([], 20, "empty", "The transcript holds no message.", (RIGHT,)),
         (
             [summary()],
             20,
+            "only_summary",
+            "The conversation is nothing but a summary: there is nothing new to compact.",
+            (RIGHT,),
+        ),
+        (
+            [*talk((U, 30)), summary()],
+            20,
+            "tail_is_summary",
             "The last thing in the conversation is a summary: there is nothing new to compact.",
-            "there is nothing to compact and that is right",
+            (RIGHT,),
+        ),
+        (
+            [Message(U, (Text("old"),), kind=COMPACTION_SUMMARY, line=3, at_end=True), *talk((U, 9), (A, 9))],
+            5,
+            "tail_is_summary",
+            "The last thing that was stored is a compaction: 2 messages after its summary were kept by it, and "
+            "nothing has been added since.",
+            (RIGHT,),
         ),
         (
             talk((T, 30), (T, 30)),
             20,
-            "No message could start a kept tail: there are only tool results.",
-            "there is nothing to compact and that is right",
+            "no_valid_cut_points",
+            "No message could start a kept tail: a tool result can't stand without its call, and nothing else is "
+            "there.",
+            (RIGHT,),
         ),
         (
             talk((U, 5), (A, 6), (T, 3)),
             20,
+            "below_keep_recent",
             "All 3 messages together are about 14 tokens, fewer than the 20 that are always kept.",
-            "--keep-recent 9 is the largest value that compacts",
+            (
+                "--keep-recent 9 is the largest value that compacts: 1 message of about 5 tokens would be summarised",
+            ),
         ),
         (
-            talk((U, 30), (A, 5)),
-            20,
-            "The kept part reaches 20 tokens only with the first message, which has about 30 (all others 5): "
-            "nothing stands before it.",
-            "--keep-recent 5 is the largest value that compacts",
+            [summary(), *talk((U, 5), (A, 6))],
+            2000,
+            "below_keep_recent",
+            "All 2 messages after the summary together are about 11 tokens, fewer than the 2,000 that are always "
+            "kept.",
+            (
+                "--keep-recent 6 is the largest value that compacts: 1 message of about 5 tokens would be summarised",
+            ),
+        ),
+        (
+            talk((U, 30_000), (A, 5)),
+            20_000,
+            "pinned_by_first_message",
+            "The kept part reaches 20,000 tokens only with the first message (line 1), which has about 30,000 (all "
+            "others 5): nothing stands before it.",
+            (
+                "--keep-recent 5 is the largest value that compacts: 1 message of about 30,000 tokens would be "
+                "summarised",
+            ),
         ),
         (
             talk((U, 1), (T, 500)),
             20,
+            "tail_exceeds_keep_recent",
             "What must stay together at the end is larger than 20 tokens and reaches back to the first "
             "message: nothing stands before it.",
-            "there is nothing to compact and that is right",
+            (RIGHT,),
         ),
     ],
 )
-def test_explanations(messages, keep, explanation, suggestion):
+def test_explanations(messages, keep, cause, explanation, suggestions):
     found = told(messages, keep)
-    assert (found.explanation, found.suggestions) == (explanation, (suggestion,))
+    assert (found.cause, found.explanation, found.suggestions) == (cause, explanation, suggestions)
 
 
 def test_a_plan_is_explained_too():
     found = told(talk((U, 10), (A, 10), (U, 10), (A, 10)))
+    assert found.cause is None
     assert found.explanation == "2 messages would be summarised and 2 kept (about 20 tokens)."
     assert found.suggestions == ()
 
@@ -379,14 +294,140 @@ def test_the_largest_keep_recent_works_and_the_next_does_not(messages, repair, w
         assert found == max(works)
 
 
-@given(CONVERSATIONS, st.integers(0, 80))
-def test_the_suggestion_works_when_it_is_followed(messages, keep):
-    (suggestion,) = told(messages, keep).suggestions or ("",)
-    if match := re.match(r"--keep-recent (\d+) ", suggestion):
-        assert isinstance(prepare_compaction(messages, settings(int(match[1]))), CompactionPreparation)
-    elif suggestion:
-        tries = (prepare_compaction(messages, settings(k)) for k in range(120))
-        assert not any(isinstance(t, CompactionPreparation) for t in tries)
+OPTIONS = {"--keep-recent": "keep_recent_tokens", "--tail-keep": "tail_keep", "--window": "context_window",
+           "--reserve": "reserve_tokens", "--strategy": "strategy"}  # fmt: skip
+
+
+def followed(suggestion, s):
+    """The settings of a suggestion: the options that stand before its explanation."""
+    words = suggestion.split(":")[0].split()
+    given = {OPTIONS[w]: v for w, v in zip(words, [*words[1:], ""], strict=True) if w in OPTIONS}
+    return replace(s, **{k: int(v) if v.isdigit() else v for k, v in given.items()})
+
+
+@given(CONVERSATIONS, st.integers(0, 80), st.sampled_from(["keep-recent", "segment"]), st.integers(1, 5))
+def test_every_suggestion_works_when_it_is_followed(messages, keep, strategy, tail):
+    s = settings(keep, strategy=strategy, tail_keep=tail)
+    outcome = prepare(messages, s)
+    found = diagnose(messages, s, outcome)
+    if isinstance(outcome, CompactionPreparation):
+        assert found.suggestions == ()
+    elif found.suggestions == (RIGHT,):
+        tries = (
+            settings(k, strategy=n, tail_keep=t) for k in range(0, 120, 3) for n in STRATEGIES for t in (1, 3)
+        )
+        if found.cause not in ("tail_is_summary", "only_summary"):
+            assert not any(isinstance(prepare(messages, t), CompactionPreparation) for t in tries)
+    else:
+        for suggestion in found.suggestions:
+            assert isinstance(prepare(messages, followed(suggestion, s)), CompactionPreparation), suggestion
+
+
+STRATEGIES = ("keep-recent", "segment")
+
+
+def test_past_the_trigger():
+    messages, s = talk((U, 30), (A, 30), (U, 30)), settings(context_window=1000, reserve_tokens=100)
+    skip = NoCompaction("below_trigger", None, {"tokens": 90, "trigger": 900})
+    found = diagnose(messages, s, skip)
+    assert found.explanation == "The context has 90 tokens, not more than the trigger of 900."
+    left_out, window, reserve = found.suggestions
+    assert left_out == "leave out --if-needed: 2 messages of about 60 tokens would be summarised"
+    for suggestion in (window, reserve):
+        tried = followed(suggestion, s)
+        assert should_compact(90, tried)
+        smaller = replace(tried, reserve_tokens=tried.reserve_tokens - 1)
+        assert not should_compact(90, smaller)
+
+
+def test_a_tail_keep_that_works_is_found():
+    messages = talk((U, 9), (A, 9), (U, 9), (A, 9), (U, 9), (A, 9))
+    s = settings(200, strategy="segment", tail_keep=4)
+    found = diagnose(messages, s, prepare(messages, s))
+    assert found.cause == "no_segment"
+    assert found.suggestions == (
+        "--tail-keep 2 is the largest value that compacts: 2 messages of about 18 tokens would be summarised",
+        "--strategy keep-recent --keep-recent 45 is the largest value that compacts: 1 message of about 9 tokens "
+        "would be summarised",
+    )  # fmt: skip
+
+
+def test_what_only_the_seed_skips_is_told():
+    messages = talk((U, 30), (A, 30), (U, 9), (A, 5), (T, 500))
+    assert told(messages).cause is None
+    found = told(messages, repair=False)
+    assert found.cause == "pinned_by_first_message"
+    assert found.suggestions[0].startswith("leave out --compat seed: 3 messages of about 69 tokens")
+
+
+@pytest.mark.parametrize(
+    ("branch", "figures", "suggestion"),
+    [
+        ("cooldown", {"seconds": 20, "cooldown": 60.0}, "wait 40 s more, or leave out --cooldown"),
+        ("disabled", {"tokens": 5}, "enabled=True in the settings"),
+    ],
+)
+def test_what_helps_where_nothing_can_be_tried(branch, figures, suggestion):
+    assert diagnose(talk((U, 1)), settings(), NoCompaction(branch, None, figures)).suggestions == (
+        suggestion,
+    )
+
+
+# --------------------------------------------------------------------------------------- evidence
+def test_how_the_context_is_known():
+    messages = talk((U, 10), (A, 10), (U, 10), (A, 10), (A, 7), (U, 5))
+    messages[1].usage = 1000
+    messages[3].usage_note = "the turn ended with aborted"
+    messages[4].usage_note = "all figures are zero"
+    account = told(messages).account
+    assert (account.tokens, account.usage_tokens, account.trailing_tokens) == (1032, 1000, 32)
+    assert (account.usage_line, account.estimated) == (2, 4)
+    assert account.rejected == (
+        Lines("the turn ended with aborted", 1, (4,)),
+        Lines("all figures are zero", 1, (5,)),
+    )
+
+
+def test_without_a_report_everything_is_estimated():
+    account = told(talk((U, 10), (A, 10))).account
+    assert (account.tokens, account.usage_line, account.estimated, account.rejected) == (20, None, 2, ())
+
+
+@pytest.mark.parametrize(
+    ("messages", "keep", "walk"),
+    [
+        (talk((U, 10), (A, 10), (U, 10), (A, 10)), 20, Walk(20, 3, None, 3)),
+        (talk((U, 10), (A, 10), (T, 10), (A, 10)), 20, Walk(20, 3, "tool result", 4)),
+        (talk((U, 10), (A, 10), (T, 90)), 20, Walk(90, 3, "tool result", 2)),
+        (talk((U, 10), (A, 10)), 90, Walk(20, None, None, 1)),
+    ],
+)
+def test_where_the_walk_from_the_tail_stopped(messages, keep, walk):
+    assert told(messages, keep).walk == walk
+
+
+def test_why_others_are_no_cut_points():
+    messages = talk((U, 1), *[(A, 1), (T, 9)] * 7, (A, 1))
+    for message in messages[3:6]:
+        message.group = "one"
+    found = told(messages)
+    assert (found.valid, found.obstacles) == (
+        Lines("valid", 8, (1, 2, 4, 8, 10)),
+        (Lines("tool result", 7, (3, 5, 7, 9, 11)), Lines("group", 1, (6,))),
+    )
+
+
+@given(st.one_of(CONVERSATIONS, conversations()), st.integers(0, 40))
+def test_the_evidence_agrees_with_the_decision(messages, keep):
+    s = settings(keep)
+    outcome = prepare_compaction(messages, s)
+    found = diagnose(messages, s, outcome)
+    if found.walk is None:
+        return
+    assert found.valid.count + sum(g.count for g in found.obstacles) == len(messages)
+    assert (found.walk.stopped_line is None) == (sum(m.tokens(CHARS) for m in messages) < max(keep, 1))
+    if isinstance(outcome, CompactionPreparation):
+        assert found.walk.cut_line == outcome.retained_tail[0].line
 
 
 def test_suggested_options_exist():
@@ -406,6 +447,7 @@ def test_the_suggestion_makes_compact_compact(tmp_path):
         dump({"role": role, "content": f"{role} {i} " + "bean " * 100}) for i in range(8) for role in (U, A)
     )
     source = Source("-", b"\n".join(lines) + b"\n")
-    (suggestion,) = explain(plan(source, Request())).suggestions
+    suggestion, segment = explain(plan(source, Request())).suggestions
+    assert segment.startswith("--strategy segment")
     keep = int(re.match(r"--keep-recent (\d+) ", suggestion)[1])
     assert isinstance(compact(source, Request(CompactionSettings(keep_recent_tokens=keep))), Compacted)

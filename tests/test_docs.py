@@ -1,7 +1,10 @@
 """README.md, the samples and the help texts say what the code does."""
 
+import json
 import re
+import shlex
 import shutil
+import sys
 import tomllib
 
 import pytest
@@ -46,7 +49,7 @@ def test_the_generated_parts_are_current(page):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_documented(name):
     shown = " ".join(dict(HELP.findall(TEXT))[name].split())
-    params = COMMANDS[name].params
+    params = [p for p in COMMANDS[name].params if not getattr(p, "hidden", False)]
     for param in params:
         assert param.help, f"{param.name} has no help text"
         assert " ".join(param.help.split()) in shown
@@ -96,6 +99,50 @@ def test_runnable_blocks_run(match, stage):
     done = stage.run(f"set -euo pipefail\n{match['script']}")
     assert done.returncode == 0, done.stdout
     assert done.stdout.strip() or "--quiet" in match["script"]
+
+
+def test_the_hook_of_claude_code_runs(stage):
+    if not shutil.which("jq"):
+        pytest.skip("jq is not installed")
+    (block,) = re.findall(r"```json\n(.*?)```", TEXT, re.S)
+    (hook,) = json.loads(block)["hooks"]["PreCompact"][0]["hooks"]
+    told = json.dumps({"transcript_path": "sessions/claude/chinese.jsonl", "trigger": "auto"})
+    done = stage.run(
+        f"printf %s '{told}' | HAOCOMPACT_KEEP_RECENT=500 bash -c {shlex.quote(hook['command'])}"
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    (made,) = (stage.folder / ".home/.claude/compacted").iterdir()
+    assert made.stat().st_size < (stage.folder / "sessions/claude/chinese.jsonl").stat().st_size
+
+
+def test_the_extension_for_pi_runs(stage):
+    if not shutil.which("node"):
+        pytest.skip("node is not installed")
+    (block,) = (b for b in re.findall(r"```js\n(.*?)```", TEXT, re.S) if "session_before_compact" in b)
+    (stage.folder / "extension.mjs").write_text(block, "utf-8")
+    (stage.folder / "run.mjs").write_text(
+        'import extension from "./extension.mjs";\n'
+        'const ctx = { sessionManager: { getSessionFile: () => "sessions/pi/weather-station.jsonl" } };\n'
+        "extension({ on: (name, hook) => console.log(JSON.stringify([name, hook({}, ctx) ?? null])) });\n",
+        "utf-8",
+    )
+    done = stage.run("HAOCOMPACT_KEEP_RECENT=2000 node run.mjs && node run.mjs")
+    assert done.returncode == 0, done.stdout
+    (name, made), (_, skipped) = map(json.loads, done.stdout.splitlines())
+    assert name == "session_before_compact"
+    assert made["compaction"]["summary"].startswith("## Goal")
+    kept = next(x for x in (stage.folder / "sessions/pi/weather-station.jsonl").read_text().splitlines()
+                if json.loads(x)["id"] == made["compaction"]["firstKeptEntryId"])  # fmt: skip
+    assert kept
+    assert skipped is None
+
+
+def test_the_python_example_runs(stage):
+    (block,) = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+    (stage.folder / "example.py").write_text(block, "utf-8")
+    done = stage.run(f"{shlex.quote(sys.executable)} -W ignore example.py")
+    assert done.returncode == 0, done.stdout
+    assert "39 messages are behind 57f7406cdac1a345 now: ## Goal" in done.stdout
 
 
 def test_the_settings_example_is_accepted(stage):

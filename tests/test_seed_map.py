@@ -59,7 +59,7 @@ HAOCODE_MAP = {
         "prepare_compaction": "compaction.prepare_compaction",
     },
     "test_seed_map.test_a_logged_line_is_stamp_and_the_seeds_line": {
-        "_compaction_diag": "diag.append_log",
+        "_compaction_diag": "skiplog.append_log",
     },
     "test_seed.test_sub_branches": {
         "_nothing_to_summarize_diag": "diag.compaction_line",
@@ -229,7 +229,8 @@ def test_the_system_prompt_is_pis():
 # -------------------------------------------------------------------------------- shown only here
 def test_a_logged_line_is_stamp_and_the_seeds_line(tmp_path):
     from haocompact.compaction import NoCompaction
-    from haocompact.diag import append_log, compaction_line, log_line, parse_log_line
+    from haocompact.diag import compaction_line
+    from haocompact.skiplog import append_log, log_line, parse_log_line
 
     skip = NoCompaction("tail_is_summary", None, {"msgs": 3, "tail_head": "压缩\n'x'"})
     append_log(tmp_path / "deep" / "log", log_line(skip, "s.jsonl"))

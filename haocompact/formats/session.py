@@ -221,11 +221,14 @@ def _is_count(value: object) -> TypeGuard[int | float]:
     return number and math.isfinite(value) and value >= 0  # type: ignore[arg-type, operator]
 
 
+NO_MESSAGE = "no usable message"
+
+
 def no_messages(records: Records, format_name: str) -> TranscriptError:
     kinds = (
         "empty file" if not len(records) else f"{len(records)} lines read as {format_name}, none is a message"
     )
-    return NoTranscript(f"no usable message: {kinds}")
+    return NoTranscript(f"{NO_MESSAGE}: {kinds}")
 
 
 # ------------------------------------------------------------------------------ writing, shared
