@@ -205,8 +205,9 @@ def plan_table(planned: Planned, *, turns: bool = False, everything: bool = Fals
             table.add_row("", "", RichText(_FATES[item.place], style="bold"), "", "", "")
         place = item.place
         running = "" if item.running is None else f"{item.running:,}"
-        table.add_row(str(item.line or ""), RichText(visible(item.role)), RichText(item.what), f"{item.tokens:,}",
-                      running, RichText(visible(item.obstacle or "valid")), style="" if place == "keep" else "dim")  # fmt: skip
+        words = RichText(visible(item.role)), RichText(item.what), RichText(visible(item.obstacle or "valid"))
+        table.add_row(str(item.line or ""), *words[:2], f"{item.tokens:,}", running, words[2],
+                      style="" if place == "keep" else "dim")  # fmt: skip
     return table
 
 
