@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
@@ -79,15 +79,15 @@ def _estimators(incomplete: str) -> list[str]:
 
 
 def _hashes(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Hashes in the archive, newest first, each with its transcript."""
+    """Hashes in the archives, newest first, each with its transcript."""
     from haocompact.archive import Archive
 
-    path = Path(ctx.params.get("archive") or os.environ.get("HAOCOMPACT_ARCHIVE") or _archive_path())
-    try:
-        with Archive.open(path) as archive:
-            found = [(s.hash, s.source) for s in archive.segments() if s.hash.startswith(incomplete)]
-    except HaoError:
-        return []
+    named = ctx.params.get("archive") or os.environ.get("HAOCOMPACT_ARCHIVE") or _archive_path()
+    paths = [Path(p) for p in (named if isinstance(named, (list, tuple)) else [named])]
+    found: list[tuple[str, str]] = []
+    for path in (db for p in paths for db in (sorted(p.glob("*.db")) if p.is_dir() else [p])):
+        with suppress(HaoError), Archive.open(path) as archive:
+            found += [(s.hash, s.source) for s in archive.segments() if s.hash.startswith(incomplete)]
     return found[::-1][:50]
 
 

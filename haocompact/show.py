@@ -205,9 +205,9 @@ def plan_table(planned: Planned, *, turns: bool = False, everything: bool = Fals
             table.add_row("", "", RichText(_FATES[item.place], style="bold"), "", "", "")
         place = item.place
         running = "" if item.running is None else f"{item.running:,}"
-        cells = (RichText(text) for text in (visible(item.role), item.what))
-        table.add_row(str(item.line or ""), *cells, f"{item.tokens:,}", running,
-                      RichText(visible(item.obstacle or "valid")), style="" if place == "keep" else "dim")  # fmt: skip
+        words = RichText(visible(item.role)), RichText(item.what), RichText(visible(item.obstacle or "valid"))
+        table.add_row(str(item.line or ""), *words[:2], f"{item.tokens:,}", running, words[2],
+                      style="" if place == "keep" else "dim")  # fmt: skip
     return table
 
 
@@ -310,7 +310,7 @@ def diag_text(planned: Planned, found: Diagnosis, *, verbose: bool = False) -> l
         lines += _cut_figures(outcome, planned.session.records.line)
     if found.heaviest:
         heavy = ", ".join(
-            f"line {n} ({role}, {plural(tokens, 'token')})" for n, role, tokens in found.heaviest
+            f"line {n} ({visible(role)}, {plural(tokens, 'token')})" for n, role, tokens in found.heaviest
         )
         lines.append(f"largest  {heavy}")
     return lines + [_try(s) for s in found.suggestions]
@@ -373,7 +373,7 @@ def _walk_words(walk: Walk, keep_recent: int) -> str:
     words = f"from the end back, line {walk.stopped_line} reaches {walk.tokens:,} of {keep_recent:,} (keep_recent)"
     if walk.cut_line == walk.stopped_line:
         return f"{words}: the cut"
-    why = _OBSTACLES.get(walk.obstacle or "", walk.obstacle) or "parts what belongs together"
+    why = _OBSTACLES.get(walk.obstacle or "", visible(walk.obstacle or "")) or "parts what belongs together"
     way = "next" if walk.cut_line > walk.stopped_line else "last valid"
     return f"{words}; no cut there ({why}), the {way} is line {walk.cut_line}"
 
