@@ -100,7 +100,15 @@ def said(messages):
             elif isinstance(part, ToolResult):
                 yield from (line for text in part.texts for line in text.split("\n") if line)
             elif isinstance(part, ToolCall) and message.role == "assistant":
-                yield part.name, json.dumps(part.arguments or {}, sort_keys=True, ensure_ascii=True)
+                yield part.name, json.dumps(value_of(part.arguments) or {}, sort_keys=True)
+
+
+def value_of(arguments):
+    """Arguments that are no object are a text in a chat."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
 
 
 @pytest.mark.parametrize("name", CONVERTED)
