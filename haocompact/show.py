@@ -204,7 +204,8 @@ def plan_table(planned: Planned, *, turns: bool = False, everything: bool = Fals
             table.add_row("", "", RichText("-- cut: kept from here on --", style="bold"), "", "", "")
         running = "" if item.running is None else f"{item.running:,}"
         style = "dim" if item.place in ("summarise", "prefix") else ""
-        table.add_row(str(item.line or ""), RichText(visible(item.role)), RichText(item.what), f"{item.tokens:,}", running,
+        table.add_row(str(item.line or ""), RichText(visible(item.role)), RichText(item.what),
+                      f"{item.tokens:,}", running,
                       RichText(_cut_cell(item)), style=style)  # fmt: skip
     return table
 
