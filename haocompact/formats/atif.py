@@ -37,7 +37,7 @@ ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 def sniff(obj: Json, first: bool) -> int:
     if word(obj.get("schema_version")).startswith("ATIF"):
         return 2
-    step = isinstance(obj.get("step_id"), int) and obj.get("source") in ROLES
+    step = isinstance(obj.get("step_id"), int) and word(obj.get("source")) in ROLES
     return 2 if step and ("message" in obj or "observation" in obj) else 0
 
 
