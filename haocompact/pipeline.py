@@ -288,7 +288,10 @@ def _other_branch(planned: Planned, found: Diagnosis) -> Diagnosis:
     active = session.messages[-1].line if session.messages else 0
     for number in range(session.ends, max(session.ends - BRANCHES_TRIED, 0), -1):
         options = ReadOptions(leaf=_leaf(session, number), repair=settings.repair)
-        messages = FORMATS[session.format].read(session.records, options).messages
+        try:
+            messages = FORMATS[session.format].read(session.records, options).messages
+        except TranscriptError:  # that branch can't be read: no help
+            continue
         plan = attempt(messages, settings, partial(_gains, settings)) if messages else None
         if plan is not None and messages[-1].line != active:
             text = (f"{found.explanation} But that is only the active branch: branch {number}, which ends on line "
