@@ -474,6 +474,8 @@ def rehearse(source: Source, request: Request, summarizer: Prompted) -> Done:
 
 def _rehearse_each(source: Source, request: Request, summarizer: Prompted) -> Done:
     dones = [rehearse(part, request, summarizer) for part in conversations(source, request)]
+    if len(dones) == 1:
+        return dones[0]
     asks, costs = tuple(a for d in dones for a in d.asks or ()), [d.cost for d in dones if d.cost is not None]
     return replace(dones[0], path=source.path, asks=asks, cost=sum(costs) if costs else None)
 

@@ -616,8 +616,9 @@ def test_many_files_go_to_one_server(server, tmp_path):
     done = cli("compact", "--in-place", tmp_path, *SMALL, "--model", "tiny", "--base-url", server.url, "--jobs", "6",
                "--concurrency", "3", "--min-age", "0", "--json", "--retries", "0", "--on-failure", "fail")  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    *found, totals = (json.loads(line) for line in done.stdout.splitlines())
     assert [f["result"] for f in found] == ["ok", "ok", "ok", "error", "ok", "ok"]
+    assert totals["result"] == "totals"
     assert (done.returncode, server.most) == (7, 3)
     assert "HTTP 500" in found[3]["message"]
 

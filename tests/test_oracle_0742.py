@@ -205,7 +205,7 @@ def _undo_11(patch):
     parts = pi._parts
     patch.setattr(pi, "message_of", message_of)
     patch.setattr(pi, "_parts", lambda obj: () if pi._role(obj) == "system" else parts(obj))
-    patch.setattr(pi, "_is_system", lambda records, entry: False)
+    patch.setattr(pi, "_is_system", lambda entry: False)
 
 
 def _undo_19(patch):

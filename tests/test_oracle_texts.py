@@ -96,7 +96,8 @@ def ask(row):
         return HEADING + REPLIES[len(requests) - 1]
 
     plan = plan_of(row["name"])
-    summary = compact_context(plan, Prompted("canned", answer, focus=row["instructions"]), on_failure="fail")
+    asked = Prompted("canned", answer, focus=row["instructions"])
+    summary = compact_context(plan, asked, on_failure="fail", keep_rules=False)  # pi puts no rules back
     return summary_text(plan, summary).replace(HEADING + "REPLY", "REPLY"), requests
 
 

@@ -162,8 +162,9 @@ def _blocks(content: object) -> list[Json]:
 def _call(kind: str, obj: Json) -> Iterable[Part]:
     name = obj.get("call_id")
     own = name if isinstance(name, str) and kind not in SELF_CONTAINED else None
-    fields = ("arguments", "action", "queries", "code", "operation")
-    arguments = {"input": obj.get("input")} if kind == "custom_tool_call" else _first(obj, fields)
+    fields = ("arguments", "action", "queries", "operation")
+    free = {"custom_tool_call": "input", "code_interpreter_call": "code"}.get(kind)  # text, no JSON
+    arguments = {free: obj.get(free)} if free else _first(obj, fields)
     yield ToolCall(own, word(obj.get("name")) or kind.removesuffix("_call"), _arguments(arguments))
     if kind == "image_generation_call":
         yield Image()
