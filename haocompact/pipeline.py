@@ -1242,6 +1242,12 @@ def _restored(archive: Archives, source: Source, request: Request) -> Iterator[b
         listed = directory(source, request)
         if listed.missing:
             raise _elsewhere(listed.missing, request, source.path)
+        if listed.in_log:
+            raise ArchiveError(
+                "nothing was taken out of this transcript: the lines before its compaction record are "
+                "the original",
+                path=source.path,
+            )
         if listed.segments:
             raise ArchiveError("the transcript was changed after its compaction, so its original can't be put "
                                "together; retrieve FILE HASH --restore gives the input of one compaction")  # fmt: skip

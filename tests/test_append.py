@@ -358,3 +358,13 @@ def test_branch_ends_are_listed_and_chosen_by_number(tmp_path, capfd):
         assert f"{word} {word}" in kept
     assert run("plan", "--branch", "3", path) == 4
     assert run("plan", "--branch", "1", "--leaf", "d", path) == 2
+
+
+def test_restoring_a_log_that_lost_nothing_says_so(tmp_path, capfd):
+    other, path = tmp_path / "other.jsonl", tmp_path / "o.jsonl"
+    sample = ROOT / "samples" / "pi" / "weather-station.jsonl"
+    archive = ("--archive", tmp_path / "a.db")
+    assert run("compact", "--keep-recent", "2000", sample, "-o", other, *archive) == 0
+    assert run("compact", "--append", "--keep-recent", "2000", sample, "-o", path) == 0
+    assert run("retrieve", "--restore", path, *archive) == 6
+    assert "the lines before its compaction record are the original" in capfd.readouterr().err
