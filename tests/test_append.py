@@ -364,7 +364,8 @@ def test_restoring_a_log_that_lost_nothing_says_so(tmp_path, capfd):
     other, path = tmp_path / "other.jsonl", tmp_path / "o.jsonl"
     sample = ROOT / "samples" / "pi" / "weather-station.jsonl"
     archive = ("--archive", tmp_path / "a.db")
-    assert run("compact", "--keep-recent", "2000", sample, "-o", other, *archive) == 0
+    another = ROOT / "samples" / "pi" / "chinese.jsonl"
+    assert run("compact", "--keep-recent", "500", another, "-o", other, *archive) == 0
     assert run("compact", "--append", "--keep-recent", "2000", sample, "-o", path) == 0
     assert run("retrieve", "--restore", path, *archive) == 6
     assert "the lines before its compaction record are the original" in capfd.readouterr().err
