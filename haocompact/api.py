@@ -16,9 +16,9 @@ from haocompact.compaction import DEFAULT_COMPACTION_SETTINGS, CompactionSetting
 from haocompact.diag import Diagnosis
 from haocompact.files import Source, open_source, write_file
 from haocompact.formats.session import Session
-from haocompact.pipeline import OFFLINE, Planned, Request
+from haocompact.pipeline import Planned, Request
 from haocompact.records import chunks_of
-from haocompact.summarize import Summarizer
+from haocompact.summarize import OFFLINE, Summarizer
 
 Transcript = str | os.PathLike[str] | bytes
 

@@ -35,8 +35,8 @@ from haocompact.errors import (
     WorkerDied,
 )
 from haocompact.files import clean_folder, open_source, sha256_of, transcripts_under
-from haocompact.pipeline import OFFLINE, Done, Request, attempt_in_place, opened_archives, workers_folder
-from haocompact.summarize import stop
+from haocompact.pipeline import Done, Request, attempt_in_place, opened_archives, workers_folder
+from haocompact.summarize import OFFLINE, stop
 
 MIN_AGE = 120.0  # seconds; what changed later in a folder is left to its client
 SAFE_AGE = 2_000_000_000  # nanoseconds after which a change is sure to show in a file's times
@@ -141,7 +141,7 @@ def settings_key(request: Request) -> str:
     s = request.settings
     named = {name: getattr(s, name) for name in type(s).__dataclass_fields__ if name != "estimator"}
     parts = (__version__, sorted(named.items()), s.estimator.name, request.format, request.leaf,
-             request.summarizer.name, request.on_failure, request.lang, request.if_needed, request.lines,
+             (request.summarizer or OFFLINE).name, request.on_failure, request.lang, request.if_needed, request.lines,
              request.allow_growth, request.append)  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
@@ -208,7 +208,7 @@ def _note(item: Item, done: Done, request: Request) -> Seen | None:
 
 def _lasting(skip: NoCompaction, request: Request) -> bool:
     """Whether a skip depends on nothing but file and settings: not on the clock, nor on what a model says."""
-    return skip.branch != "cooldown" and (skip.branch != "no_gain" or request.summarizer == OFFLINE)
+    return skip.branch != "cooldown" and (skip.branch != "no_gain" or request.summarizer in (None, OFFLINE))
 
 
 # ------------------------------------------------------------------------------------------- run
@@ -355,7 +355,7 @@ def _stopping(executor: Executor, request: Request) -> Iterator[None]:
         raise
     except BaseException:
         executor.shutdown(wait=False, cancel_futures=True)
-        stop(request.summarizer)
+        stop(request.summarizer or OFFLINE)
         raise
 
 

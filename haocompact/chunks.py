@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
-from haocompact.archive import Archive
 from haocompact.compaction import CHARS, Estimator, Message, cut_obstacles
 from haocompact.errors import SummaryError
 from haocompact.prompts import SUMMARIZATION_SYSTEM_PROMPT
@@ -274,10 +273,14 @@ class Answers:
     def find(self, key: str) -> str | None:
         if self.fresh or not self.archive.exists():
             return None
+        from haocompact.archive import Archive
+
         with Archive.open(self.archive) as archive:
             return archive.answer(key)
 
     def keep(self, key: str, text: str) -> None:
+        from haocompact.archive import Archive
+
         with Archive.open(self.archive, create=True) as archive:
             archive.keep_answer(key, text, datetime.now(UTC).isoformat(timespec="seconds"))
 

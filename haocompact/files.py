@@ -354,3 +354,8 @@ def transcripts_under(paths: Iterable[str], visit: Callable[[str], object] = lam
                         yield os.path.join(folder, name), True
         else:
             yield path, False
+
+
+def absolute(path: str) -> str:
+    """A path that means the same in every folder; stdin stays "-"."""
+    return path if path == "-" else os.path.abspath(path)

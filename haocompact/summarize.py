@@ -350,6 +350,9 @@ class Extract:
                        reserved=len(lists))  # fmt: skip
 
 
+OFFLINE = Extract()
+
+
 @dataclass(frozen=True, slots=True)
 class Excerpt:
     """The seed's mechanical degradation, asked for on purpose."""

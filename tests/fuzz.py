@@ -29,12 +29,12 @@ from rich.console import Console  # noqa: E402
 from haocompact import diag, show  # noqa: E402
 from haocompact.compaction import ESTIMATORS, CompactionSettings, NoCompaction  # noqa: E402
 from haocompact.errors import HaoError  # noqa: E402
+from haocompact.files import Source  # noqa: E402
 from haocompact.formats import FORMATS  # noqa: E402
 from haocompact.formats.session import removed  # noqa: E402
 from haocompact.pipeline import (  # noqa: E402
     Compacted,
     Request,
-    Source,
     compact,
     compact_to,
     explain,

@@ -10,7 +10,7 @@ from conftest import CORPUS, ROOT, transcripts
 from haocompact.cli import main
 from haocompact.compaction import COMPACTION_SUMMARY, ESTIMATORS, CompactionSettings
 from haocompact.errors import TranscriptError, UsageError
-from haocompact.files import client_at_work
+from haocompact.files import Source, client_at_work
 from haocompact.formats import FORMATS
 from haocompact.formats.session import ReadOptions
 from haocompact.logged import logged_segments
@@ -18,7 +18,6 @@ from haocompact.pipeline import (
     Compacted,
     Request,
     Skipped,
-    Source,
     compact,
     directory,
     load,

@@ -27,6 +27,8 @@ LEDGER = [
     "reader",
     "rules",
 ]  # each imports those before it
+PIPELINE = ["planning", "compacting", "explaining", "writing", "retrieving"]  # each imports those before it
+SHOW = ["text", "plans", "diagnoses", "logs", "settings", "results", "segments"]
 ADAPTERS = {
     m
     for m in MODULES
@@ -67,16 +69,26 @@ ALLOWED = {  # module -> what it may import of haocompact
     "formats.__init__": MIDDLE | ADAPTERS,
     "files": {"errors", "records"},
     "logged": MIDDLE | {"formats"},
-    "pipeline": MIDDLE | {"formats", "files", "logged", "convert"},
+    "pipeline.__init__": {f"pipeline.{m}" for m in PIPELINE},
+    **{
+        f"pipeline.{m}": MIDDLE | {"formats", "files"} | {f"pipeline.{o}" for o in PIPELINE[:i]}
+        for i, m in enumerate(PIPELINE)
+    },
     "batch": BASE | {"files", "pipeline", "summarize", "__init__"},
     "upkeep": BASE | {"files", "pipeline"},
-    "show": MIDDLE | {"formats", "pipeline", "batch", "upkeep"},
+    "show.__init__": {f"show.{m}" for m in SHOW},
+    **{
+        f"show.{m}": MIDDLE | {"formats", "pipeline", "batch", "upkeep"} | {f"show.{o}" for o in SHOW[:i]}
+        for i, m in enumerate(SHOW)
+    },
     "draw": MIDDLE | {"pipeline", "show"},
     "cli": FORMATS | {"files", "pipeline", "batch", "upkeep", "show", "draw", "__init__"},
 }
+ALLOWED["pipeline.compacting"] |= {"convert"}
+ALLOWED["pipeline.retrieving"] |= {"logged"}
 THIRD_PARTIES = {  # package -> modules that may import it at their top, and inside functions
     "typer": ({"cli"}, {"cli"}),
-    "rich": (set(), {"show", "cli"}),
+    "rich": (set(), {*(f"show.{m}" for m in SHOW), "cli"}),
     "openai": (set(), {"model"}),
     "detect_secrets": (set(), {"redact"}),
     "tiktoken": (set(), {"compaction"}),

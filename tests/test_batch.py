@@ -21,7 +21,8 @@ from haocompact.archive import Archive
 from haocompact.batch import Choice, Totals
 from haocompact.compaction import CHARS, CompactionSettings
 from haocompact.errors import ArchiveError, SourceBusy
-from haocompact.pipeline import Request, attempt_in_place, open_source, restore
+from haocompact.files import open_source
+from haocompact.pipeline import Request, attempt_in_place, restore
 from haocompact.summarize import Prompted
 
 NOW = ("--min-age", "0")
@@ -220,7 +221,7 @@ def test_a_bug_in_one_file_does_not_stop_the_rest(tmp_path, monkeypatch, jobs):
             raise ZeroDivisionError("of beans")
         return whole(path, request)
 
-    monkeypatch.setattr("haocompact.pipeline.compact_in_place", broken)
+    monkeypatch.setattr("haocompact.pipeline.writing.compact_in_place", broken)
     done = run_batch(tmp_path / "x", request_in(tmp_path), jobs)
     assert [bool(d.hash) for d in done] == [True, False, True]
     assert str(done[1].error).startswith(
@@ -426,7 +427,7 @@ def test_the_table_names_each_file_with_its_figures(run):
 
 
 def test_a_large_table_shows_failures_and_what_shrank_most(run, monkeypatch):
-    monkeypatch.setattr("haocompact.show.ROWS_SHOWN", 3)
+    monkeypatch.setattr("haocompact.show.results.ROWS_SHOWN", 3)
     for n in range(5):
         put(f"x/{n}.jsonl", SMALL if n < 3 else numbered(n))
     put("x/z.jsonl", MIXED)

@@ -19,6 +19,7 @@ from haocompact.compaction import (
     ToolResult,
 )
 from haocompact.errors import HaoError, SummaryError
+from haocompact.files import open_source
 from haocompact.formats import FORMATS
 from haocompact.formats.session import ReadOptions
 from haocompact.pipeline import (
@@ -27,7 +28,6 @@ from haocompact.pipeline import (
     compact,
     compact_in_place,
     compact_to,
-    open_source,
     plan,
     restore,
     warnings_of,

@@ -16,9 +16,10 @@ from haocompact.compaction import (
     ToolResult,
 )
 from haocompact.errors import HaoError
+from haocompact.files import open_source
 from haocompact.formats import FORMATS, detect
 from haocompact.formats.session import ReadOptions, list_summary
-from haocompact.pipeline import Request, Skipped, compact, compact_to, open_source, plan, restore, warnings_of
+from haocompact.pipeline import Request, Skipped, compact, compact_to, plan, restore, warnings_of
 from haocompact.records import read
 from haocompact.show import plan_json
 from haocompact.summarize import Prompted

@@ -240,10 +240,10 @@ def test_not_the_active_branch(diag, name):
 
 
 def test_what_never_gains_is_not_tried_for_every_message():
+    from haocompact.compaction import DEFAULT_COMPACTION_SETTINGS
     from haocompact.diag import largest_keep_recent
     from haocompact.formats import openai_chat
     from haocompact.formats.session import ReadOptions
-    from haocompact.pipeline import DEFAULT_COMPACTION_SETTINGS
     from haocompact.records import read
 
     data = b"".join(

@@ -13,7 +13,8 @@ from haocompact import batch
 from haocompact.archive import Archive
 from haocompact.batch import Choice, Totals
 from haocompact.compaction import CompactionSettings
-from haocompact.pipeline import Request, open_source, restore, workers_folder
+from haocompact.files import open_source
+from haocompact.pipeline import Request, restore, workers_folder
 
 distributed = pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the engine's own

@@ -440,7 +440,8 @@ def test_suggested_options_exist():
 
 
 def test_the_suggestion_makes_compact_compact(tmp_path):
-    from haocompact.pipeline import Compacted, Request, Source, compact, explain, plan
+    from haocompact.files import Source
+    from haocompact.pipeline import Compacted, Request, compact, explain, plan
     from haocompact.records import dump
 
     lines = (

@@ -14,8 +14,9 @@ import typer
 from haocompact import errors
 from haocompact.cli import app
 from haocompact.compaction import CompactionSettings
+from haocompact.files import open_source
 from haocompact.formats import FORMATS, READ_ONLY
-from haocompact.pipeline import Compacted, Request, compact, conversations, open_source
+from haocompact.pipeline import Compacted, Request, compact, conversations
 
 TEXT = readme.README.read_text("utf-8")
 COMMANDS = typer.main.get_command(app).commands

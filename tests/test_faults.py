@@ -14,7 +14,8 @@ from test_batch import SHORT, forked, request_in
 from test_cli import CHAT, KEEP, chat, jsonl, put, run  # noqa: F401
 
 from haocompact.archive import Archive
-from haocompact.pipeline import Request, attempt_in_place, open_source, restore
+from haocompact.files import open_source
+from haocompact.pipeline import Request, attempt_in_place, restore
 from haocompact.summarize import Prompted
 
 IN_PLACE = ("compact", "--in-place", *KEEP)

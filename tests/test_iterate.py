@@ -15,14 +15,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from haocompact.compaction import COMPACTION_SUMMARY, ESTIMATORS, CompactionSettings, Text, Thinking, ToolCall
+from haocompact.files import Source
 from haocompact.formats import FORMATS, detect
 from haocompact.formats.session import ReadOptions
 from haocompact.pipeline import (
-    OFFLINE,
     Compacted,
     Request,
     Skipped,
-    Source,
     compact,
     directory,
     raw_segment,
@@ -33,7 +32,7 @@ from haocompact.pipeline import (
     verify,
 )
 from haocompact.records import read
-from haocompact.summarize import Prompted
+from haocompact.summarize import OFFLINE, Prompted
 
 ROUNDS = 10
 GROWTH = 9_000  # characters a round

@@ -18,18 +18,17 @@ from haocompact.compaction import (
     ToolResult,
 )
 from haocompact.errors import HaoError, TranscriptError
+from haocompact.files import Source, open_source
 from haocompact.formats import FORMATS, WRITABLE, detect
 from haocompact.formats.session import ReadOptions, list_summary
 from haocompact.pipeline import (
     Compacted,
     Request,
     Skipped,
-    Source,
     compact,
     compact_to,
     directory,
     explain,
-    open_source,
     plan,
     raw_segment,
     restore,

@@ -39,6 +39,7 @@ from haocompact.compaction import (
 )
 from haocompact.diag import compaction_line
 from haocompact.errors import SummaryError
+from haocompact.files import Source
 from haocompact.formats import haocode
 from haocompact.formats.session import ReadOptions
 from haocompact.records import clean, read
@@ -641,7 +642,7 @@ def written(conversation, settings, summarize_fn):
     request = pipeline.Request(
         settings=settings, format="haocode", summarizer=Prompted("model", summarize_fn)
     )
-    result = pipeline.compact(pipeline.Source("-", lines_of(conversation)), request)
+    result = pipeline.compact(Source("-", lines_of(conversation)), request)
     return (
         [json.loads(line) for line in result.output.splitlines()]
         if isinstance(result, pipeline.Compacted)

@@ -27,8 +27,9 @@ from haocompact.compaction import (
     prepare_compaction,
 )
 from haocompact.errors import SummaryError
+from haocompact.files import Source
 from haocompact.ledger import extract
-from haocompact.pipeline import Request, Source, compact, compact_in_place
+from haocompact.pipeline import Request, compact, compact_in_place
 from haocompact.redact import mask_error
 from haocompact.summarize import (
     Command,
