@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 
 from haocompact.cjk import cjk_quarters
 from haocompact.errors import UsageError
@@ -84,6 +84,10 @@ class SystemPatch:
     tools_removed: tuple[str, ...] = ()
 
 
+PATH_KEYS = ("path", "file_path", "notebook_path")
+Touch = tuple[str, tuple[tuple[str, str], ...]]
+"""A call that names files: the tool's name, then (key, path) for each of PATH_KEYS that it has."""
+
 Part = Text | Thinking | Image | Shell | SystemPatch | ToolCall | ToolResult
 Parts = tuple[Part, ...]
 
@@ -110,11 +114,11 @@ class Message:
     Of a summary: `at_end` says that the client has stored no new message after it, `kept` is how many
     messages after it were already there when it was written.
     `parts` may be given as a function: it is then called each time, so that a long transcript is not
-    held in memory.
+    held in memory. `touches`: its calls that name files, where the adapter has seen them (None: see `parts`).
     """
 
     __slots__ = ("_parts", "_tokens", "at_end", "files", "group", "hidden", "id", "kept", "kind", "line",
-                 "role", "usage", "usage_note")  # fmt: skip
+                 "role", "touches", "usage", "usage_note")  # fmt: skip
 
     def __init__(self, role: str, parts: Parts | Callable[[], Parts] = (), *, line: int = 0,
                  id: str | None = None, kind: str = "", usage: float | None = None, usage_note: str = "",
@@ -132,6 +136,7 @@ class Message:
         self.files = files
         self.at_end = at_end
         self.kept = kept
+        self.touches: Sequence[Touch] | None = None
         self._tokens: tuple[str, int] | None = None
 
     @property
@@ -140,7 +145,7 @@ class Message:
 
     @parts.setter
     def parts(self, parts: Parts | Callable[[], Parts]) -> None:
-        self._parts, self._tokens = parts, None
+        self._parts, self._tokens, self.touches = parts, None, None
 
     def mentions(self, words: Iterable[bytes]) -> bool:
         """Whether its record holds one of these; without a record of its own it may. Cheaper than `parts`."""
@@ -493,13 +498,31 @@ def extract_file_ops_from_message(message: Message, file_ops: FileOperations,
     """Add the path of each read, write or edit call of an assistant message (repaired: or that a tool made)."""
     if message.role != "assistant" and not repair:
         return
-    for part in message.parts:
-        if not isinstance(part, ToolCall) or not isinstance(part.arguments, dict):
-            continue
-        kind = dict(tools).get(part.name)
-        path = next((v for k in keys if isinstance(v := part.arguments.get(k), str) and v), None)
-        if kind and path:
-            getattr(file_ops, kind).add(path)
+    kinds = dict(tools)
+    touches = message.touches if set(keys) <= set(PATH_KEYS) else None
+    for name, paths in touches_of(_calls(message), keys) if touches is None else touches:
+        path = next((path for key in keys for own, path in paths if own == key), None)
+        if name in kinds and path:
+            getattr(file_ops, kinds[name]).add(path)
+
+
+def touches_of(calls: Iterable[tuple[object, object]], keys: Sequence[str] = PATH_KEYS) -> tuple[Touch, ...]:
+    """Of (name, arguments) the calls that name a file."""
+    found = (
+        (name, tuple((k, v) for k in keys if isinstance(v := arguments.get(k), str) and v))
+        for name, arguments in calls if isinstance(name, str) and isinstance(arguments, dict)
+    )  # fmt: skip
+    return tuple(_shared(touch) for touch in found if touch[1])
+
+
+@lru_cache(4096)
+def _shared(touch: Touch) -> Touch:
+    """One object for equal ones: a session names the same files again and again."""
+    return touch
+
+
+def _calls(message: Message) -> Iterable[tuple[str, object]]:
+    return ((part.name, part.arguments) for part in message.parts if isinstance(part, ToolCall))
 
 
 def compute_file_lists(file_ops: FileOperations, *, repair: bool = True) -> tuple[list[str], list[str]]:
@@ -602,7 +625,7 @@ def file_operations(summary: Message | None, removed: Iterable[Message],
     names = [f'"{name}"'.encode() for name, _ in settings.file_tools]
     for message in removed:
         if message.told:
-            if message.mentions(names):
+            if message.touches is not None or message.mentions(names):
                 extract_file_ops_from_message(message, file_ops, settings.file_tools, settings.file_keys,
                                               repair=settings.repair)  # fmt: skip
             if settings.repair and message.files is not None:  # the client's own file tools

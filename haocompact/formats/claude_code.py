@@ -40,6 +40,8 @@ from haocompact.compaction import (
     Thinking,
     ToolCall,
     ToolResult,
+    Touch,
+    touches_of,
 )
 from haocompact.errors import TranscriptError
 from haocompact.formats.session import (
@@ -137,6 +139,7 @@ class Node:
     command: str = ""
     calls: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
+    touches: tuple[Touch, ...] = ()
     source: str | None = None
     above: Node | None = None
 
@@ -207,6 +210,8 @@ def _describe(node: Node, obj: Json) -> None:
         node.response = _string(message.get("id")) or None
         node.usage = _context_tokens(message)
         node.calls = _ids(blocks, "tool_use", "id")
+        calls = (b for b in blocks if str(b.get("type")).endswith("tool_use"))
+        node.touches = touches_of((b.get("name"), b.get("input")) for b in calls)
         return
     node.summary = bool(obj.get("isCompactSummary"))
     node.results = _ids(blocks, "tool_result", "tool_use_id")
@@ -521,6 +526,7 @@ def _messages(records: Records, context: Sequence[Node]) -> list[Message]:
 def _message(records: Records, node: Node, group: object, measured: bool) -> Message:
     parts = LazyParts(records, node.index, _parts)
     message = Message(node.role, parts, line=node.index + 1, id=node.uuid, group=group)
+    message.touches = node.touches
     if node.summary:
         message.kind, message.files = COMPACTION_SUMMARY, files_in_summary(message.text)
     elif node.meta or node.role == "system":

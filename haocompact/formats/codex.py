@@ -31,6 +31,8 @@ from haocompact.compaction import (
     Thinking,
     ToolCall,
     ToolResult,
+    Touch,
+    touches_of,
 )
 from haocompact.errors import TranscriptError, UsageError
 from haocompact.formats.session import (
@@ -448,6 +450,7 @@ def _item(payload: Json, index: int, place: int, fate: str, stamp: str,
     item.message = Message(role, _parts(payload) if parts is None else parts, line=index + 1)
     item.message.id = _name(payload, index, place)
     item.message.files = _patched_files(payload)
+    item.message.touches = _touches(payload)
     item.call = payload["call_id"] if isinstance(payload.get("call_id"), str) else None
     item.prefixed = _starts_as_summary(said)
     item.opens = role in ("user", "custom") and not item.prefixed
@@ -482,6 +485,11 @@ def _patched_files(payload: Json) -> FileOperations | None:
     found = _PATCHED.findall(text)
     added = {path for verb, path in found if verb == "Add"}
     return FileOperations(written=added, edited={path for verb, path in found if verb != "Add"})
+
+
+def _touches(payload: Json) -> tuple[Touch, ...]:
+    called = payload.get("type") == "function_call"
+    return touches_of([(payload["name"], _arguments(payload["arguments"]))]) if called else ()
 
 
 def _warn_arguments(session: Session, line: int, payload: Json) -> None:

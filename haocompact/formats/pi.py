@@ -27,7 +27,9 @@ from haocompact.compaction import (
     Thinking,
     ToolCall,
     ToolResult,
+    Touch,
     replay_system,
+    touches_of,
 )
 from haocompact.errors import TranscriptError, UsageError
 from haocompact.formats.session import (
@@ -147,8 +149,9 @@ def _tree(records: Records, session: Session, options: ReadOptions) -> Tree:
     tree: Tree | None = None
     previous: str | None = None
     for index, record in enumerate(records):
-        session.warnings.extend(opaque([record]))
         obj = record.obj
+        if record.fault or record.note or not isinstance(obj, dict):
+            session.warnings.extend(opaque([record]))
         if tree is None and obj:
             tree = _header(index, obj)
             session.session_id = obj.get("id")
@@ -157,6 +160,7 @@ def _tree(records: Records, session: Session, options: ReadOptions) -> Tree:
             entry.message = message_of(record)
             if entry.message is not None:
                 entry.message.parts = LazyParts(records, index, _parts)
+                entry.message.touches = _touches(obj)
             previous = entry.id
             tree.entries.append(entry)
             if entry.id is not None:
@@ -344,6 +348,18 @@ def _parts(obj: Json) -> Parts:
     if role == "other":
         return ()
     return _content_parts(message.get("content"), role, message)
+
+
+def _touches(obj: Json) -> tuple[Touch, ...] | None:
+    """The calls of an entry that name files; None where a tool made some itself, which `_parts` lists."""
+    message = obj.get("message")
+    if not isinstance(message, dict) or "nestedCalls" in message:
+        return None
+    content = message.get("content")
+    if message.get("role") != "assistant" or not isinstance(content, list):
+        return ()
+    calls = (b for b in content if isinstance(b, dict) and b.get("type") == "toolCall")
+    return touches_of((c.get("name"), c.get("arguments")) for c in calls)
 
 
 def _content_parts(content: object, role: str, message: Json | None) -> Parts:
