@@ -388,6 +388,23 @@ def test_facts_of_all_three_speakers():
     assert "foo(bar)" not in text
 
 
+@pytest.mark.parametrize("before", [0, 3_000_000, 6_000_000])
+def test_however_long_the_session_its_rules_failures_and_plain_facts_are_found(before):
+    filler = [result(f"f{i}", f"{i:05d} x = f(y);\n" * 60_000) for i in range(before // 960_000 + 1)] * bool(
+        before
+    )
+    text = summary(
+        *filler,
+        user("Never touch the billing tables. Fix the export."),
+        *run("1", "pytest -q", "E   ValueError: bad row 17\n1 failed", error=True),
+        *run("2", "cat NOTES", "Notes\nThe nightly export of 2,400 rows takes 9 minutes on host db-7.\nend"),
+        user("go on"),
+    )
+    assert "- Never touch the billing tables." in text
+    assert "`pytest -q` failed: E ValueError: bad row 17" in text
+    assert "The nightly export of 2,400 rows takes 9 minutes on host db-7." in text
+
+
 def test_decisions_with_their_reason():
     said = "I went with zstd level 7 because level 9 doubled the time."
     assert f"- {said}" in section(summary(assistant(said), user("ok")), "## Key Decisions")

@@ -292,12 +292,13 @@ def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
     if shared < 2 - corrects:
         return False
     own, others = len(told) - shared, len(said) - shared
+    if not corrects and ((own and others) or 2 * shared < 3 * max(own, others)):
+        return False
     fresh = {c for v, c in new.values.items() if v not in old.values}
     named = any(v in old.values or (c == "name" and v in old.text.lower()) for v, c in new.values.items())
     alike = _same_class(fresh, {c for v, c in old.values.items() if named or v not in new.values})
     if not corrects:
-        same = alike and not (own and others) and 2 * shared >= 3 * max(own, others)
-        return same and _restates(new, old, fresh)
+        return alike and _restates(new, old, fresh)
     if not (new.values or old.values):
         return shared >= 2 and max(own, others) <= shared // 2 + 1 - (shared == 2)
     contained = shared >= 1 and not (own and others) and own <= 2 * shared + 1

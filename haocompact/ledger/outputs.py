@@ -47,7 +47,7 @@ _CODE = re.compile(r"[{}<>;\\]")
 _WHOLE_SENTENCE = re.compile(
     r"\n(?:[ \t]*\d+[→\t:|] ?)?([A-Z][^{}<>|;\\\n]{10,300}\.|[\u3400-\u9fff][^{}<>|;\\\n]{4,200}。)(?=\n)"
 )
-END, BRIEF_END = 6_000, 2_000  # of a long output, so much of each end is read line by line
+END, BRIEF = 6_000, 2_000  # characters of each end of a long output that are read line by line
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +151,22 @@ def outcome_of(command: str, text: str) -> str:
     return clean(tallies[-1]) if tallies else ""
 
 
-def plain_lines(text: str, floor: float = 1.5, *, brief: bool = False) -> list[tuple[float, str]]:
+def whole_sentences(text: str, floor: float, end: int) -> list[tuple[float, str]]:
+    """(weight, line) of the lines near both ends that are one sentence with a figure: a quick look."""
+    ends = f"{text[:end]}\n{text[-end:]}" if len(text) > 2 * end else text
+    lines = [x for x in ends.split("\n") if x.endswith((".", "。")) and 12 <= len(x) <= 400]
+    judged = (_plain(x, floor // 0.5 / 2) for x in lines if _FIGURE.search(x) and not _CODE.search(x))
+    return [(weight, line) for line, weight in judged if weight >= floor]
+
+
+def plain_lines(text: str, floor: float = 1.5, end: int = END) -> list[tuple[float, str]]:
     """(weight, line) of the lines of an output that state something in plain words.
 
     Of a long output only lines with a figure are looked at, and of its middle only whole sentences: it is
-    code or a page that can be read again. `brief` takes every output for a long one.
+    code or a page that can be read again. A shorter `end` takes every output for a long one.
     """
     middle: list[str] = []
-    end = BRIEF_END if brief else END
+    brief = end < END
     if len(text) > 2 * end:
         middle = _WHOLE_SENTENCE.findall(text, end, len(text) - end)
         text = f"{text[:end]}\n{text[-end:]}"

@@ -38,7 +38,9 @@ from haocompact.ledger.entries import (
 )
 from haocompact.ledger.lines import clean, cut_middle
 from haocompact.ledger.outputs import (
+    BRIEF,
     CHECKBOX,
+    END,
     NOTABLE,
     STATUS,
     Call,
@@ -50,6 +52,7 @@ from haocompact.ledger.outputs import (
     plain_lines,
     plan_items,
     signature,
+    whole_sentences,
 )
 from haocompact.ledger.wording import (
     BLOCKED,
@@ -83,9 +86,8 @@ _LABELLED = re.compile(r"\s*[A-Z]\w*: \S")
 _QUOTED = re.compile(r"^[ \t]*>.*$", re.M)  # what somebody else said
 _NOT_A_REQUEST = ("Caveat: The messages below", "[Request interrupted")
 _STANDING = ("# AGENTS.md instructions", "# CLAUDE.md", "Contents of ")
-PLENTY = (
-    2_000_000  # past so many characters, only figures and decisions of assistant and tools are looked for
-)
+PLENTY = 2_000_000  # characters, past which only figures and decisions of assistant and tools are looked for,
+VAST = 5_000_000  # and past which of an output only the whole sentences near its ends are
 _SUMMARIES = ("This session is being continued from a previous", "Another language model started to solve")
 _OBSERVED = (
     "OBSERVATION:",
@@ -346,15 +348,19 @@ class Reader:
             self._outputs.clear()
         self._outputs[hash(text)] = None
         floor = max(1.5, self.ledger.floor(TOOL, FACT, AROUND))
-        found = plain_lines(
-            without_injected(text) if "<system-" in text else text, floor, brief=self.chars > PLENTY
-        )
+        plain, vast = without_injected(text) if "<system-" in text else text, self.chars > VAST
+        found = whole_sentences(plain, floor, BRIEF) if vast else plain_lines(plain, floor, self._end)
         # One plain line among code or logs tells more than a page of them.
         common = min(1.5, math.log2(len(found) + 1) / 4)
         for weight, line in sorted(found, key=lambda p: -p[0])[:6]:
             weight -= common + (self._routine(line) if weight - common >= LEAST else 0)
             if weight >= LEAST and (not besides or besides not in line):
                 self.ledger.add(self._placed(FACT), line, TOOL, weight)
+
+    @property
+    def _end(self) -> int:
+        """How much of each end of an output is read line by line, in characters."""
+        return END if self.chars <= PLENTY else BRIEF
 
     def _routine(self, line: str) -> float:
         """How often a line of this shape was seen: `Checked 12 files in 14 ms.` is routine."""

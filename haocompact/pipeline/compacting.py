@@ -278,11 +278,12 @@ def _text_tokens(text: str, settings: CompactionSettings) -> int:
 
 
 def no_gain(outcome: CompactionPreparation, text: str, settings: CompactionSettings,
-             request: Request) -> NoCompaction | None:  # fmt: skip
-    """A result that does not shrink the context is no result."""
+             request: Request, more: int = 0) -> NoCompaction | None:  # fmt: skip
+    """A result that does not shrink the context is no result. `more`: tokens of the summary beside `text`."""
     if request.allow_growth or not settings.repair:
         return None
-    after, before = _text_tokens(text, settings), _text_tokens(outcome.previous_summary or "", settings)
+    after, before = (_text_tokens(part, settings) for part in (text, outcome.previous_summary or ""))
+    after += more
     for message in outcome.removed:
         if after < before:
             return None

@@ -25,6 +25,7 @@ from haocompact.formats.session import (
     NO_MESSAGE,
     ReadOptions,
 )
+from haocompact.ledger import MAX_CHARS
 from haocompact.pipeline.compacting import full_summary, no_gain
 from haocompact.pipeline.planning import Planned, Request, leaf_of
 from haocompact.summarize import (
@@ -50,11 +51,17 @@ def _gains(settings: CompactionSettings, trial: CompactionPreparation) -> bool:
     return _offline_loss(trial, settings) is None
 
 
+MOST_TOKENS = 8 * MAX_CHARS  # no offline summary has more, whatever its script and the estimator
+
+
 def _offline_loss(trial: CompactionPreparation, settings: CompactionSettings) -> NoCompaction | None:
-    """What `compact` would say of this plan with the offline summary."""
+    """What `compact` would say of this plan with the offline summary, which is made only where it matters."""
     request = Request(settings=settings)
-    summary = Summary(OFFLINE.summarize(trial), OFFLINE.name)
-    text = full_summary(trial, summary, request, CcrEntry("0" * 16, len(trial.removed), 1_000_000))
+    entry = CcrEntry("0" * 16, len(trial.removed), 1_000_000)
+    lists = full_summary(trial, Summary("", OFFLINE.name), request, entry)
+    if no_gain(trial, lists, settings, request, MOST_TOKENS) is None:
+        return None
+    text = full_summary(trial, Summary(OFFLINE.summarize(trial), OFFLINE.name), request, entry)
     return no_gain(trial, text, settings, request)
 
 

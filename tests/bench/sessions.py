@@ -276,7 +276,7 @@ def _result(made: Json) -> tuple[str, Json] | None:
     """Where a line's tool output stands: (key, object), or None for any other line."""
     payload, message = made.get("payload"), made.get("message")
     if payload is not None:
-        return ("output", payload) if payload["type"] == "function_call_output" else None
+        return ("output", payload) if payload.get("type") == "function_call_output" else None
     if message is None:
         return None
     if message["role"] == "toolResult":

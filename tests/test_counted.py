@@ -1,0 +1,99 @@
+"""What makes it fast, counted and not timed: lines that are parsed, summaries that are made, modules that are loaded."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from haocompact import records
+from haocompact.compaction import GROUP_REACH, CompactionPreparation, CompactionSettings
+from haocompact.files import open_source
+from haocompact.formats import detect
+from haocompact.pipeline import Request, conversations, explaining, plan
+
+sys.path.insert(0, str(Path(__file__).parent / "bench"))
+from sessions import write_session  # noqa: E402
+
+FORMATS = ("pi", "claude", "codex")
+SAMPLES = sorted((Path(__file__).parents[1] / "samples").glob("*/*.json*"))
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def session(request, tmp_path_factory):
+    return write_session(tmp_path_factory.mktemp("large") / "session.jsonl", request.param, 3_000_000)
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """The number of every line that is parsed, in order."""
+    numbers: list[int] = []
+    parse = records.Record._parse
+
+    def noted(record):
+        numbers.append(record.number)
+        return parse(record)
+
+    monkeypatch.setattr(records.Record, "_parse", noted)
+    return numbers
+
+
+def test_a_plan_parses_each_line_once(session, parsed, monkeypatch):
+    """But for those that the format is told by, and the kept ones with what may belong to them."""
+    monkeypatch.setattr("haocompact.formats.session.PAIRS_CHECKED", 100)  # as if it were a long session
+    with open_source(str(session)) as source:
+        detect(source.records)
+        sampled = list(parsed)
+        planned = plan(source, Request())
+        lines = len(source.records)
+    assert isinstance(planned.outcome, CompactionPreparation)
+    tail = planned.outcome.retained_tail[0].line - GROUP_REACH
+    again = (Counter(parsed) - Counter(2 * sampled) - Counter(range(1, lines + 1))).keys()
+    assert 0 < len(sampled) < lines / 2
+    assert set(parsed) == set(range(1, lines + 1))
+    assert [n for n in again if n < tail] == []
+
+
+def test_files_are_found_though_no_line_is_parsed_again(session):
+    """The files that a plan names are those that the parts of the removed messages name."""
+    from haocompact.compaction import file_operations
+
+    with open_source(str(session)) as source:
+        planned = plan(source, Request())
+        found = planned.outcome.file_ops
+        for message in planned.outcome.removed:
+            message.touches = None
+        assert file_operations(None, planned.outcome.removed, planned.settings) == found
+        assert found.read | found.edited | found.written or planned.session.format == "codex"
+
+
+def test_a_diagnosis_makes_no_summary_that_can_only_gain(session, monkeypatch):
+    monkeypatch.setattr(
+        explaining.OFFLINE.__class__, "summarize", lambda *a, **k: pytest.fail("a summary was made")
+    )
+    with open_source(str(session)) as source:
+        planned = explaining.as_compacted(plan(source, Request()))
+    assert isinstance(planned.outcome, CompactionPreparation)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda p: f"{p.parent.name}/{p.name}")
+@pytest.mark.parametrize("keep_recent", (50, 400))
+def test_a_gain_told_in_advance_is_a_gain(path, keep_recent, monkeypatch):
+    """Whatever bound is taken for the summary's size, the answer is that of the summary itself."""
+    settings = CompactionSettings(keep_recent_tokens=keep_recent)
+    with open_source(str(path)) as source:
+        planned = plan(conversations(source, Request())[0], Request(settings=settings))
+        if not isinstance(planned.outcome, CompactionPreparation):
+            pytest.skip("nothing to compact")
+        told = explaining._offline_loss(planned.outcome, planned.settings)
+        monkeypatch.setattr(explaining, "MOST_TOKENS", 10**12)
+        assert told == explaining._offline_loss(planned.outcome, planned.settings)
+
+
+def test_no_offline_summary_is_larger_than_the_bound(session):
+    with open_source(str(session)) as source:
+        planned = plan(source, Request())
+        text = explaining.OFFLINE.summarize(planned.outcome)
+    assert len(text) * 4 < explaining.MOST_TOKENS
