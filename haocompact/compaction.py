@@ -478,10 +478,10 @@ def _pair_spans(messages: Sequence[Message]) -> Iterable[tuple[str, int, int]]:
     calls: dict[str, int] = {}
     spans: list[tuple[str, int, int]] = []
     for i, message in enumerate(messages):
-        calls.update(dict.fromkeys(_call_ids(message), i))
-        for part in message.parts:
-            if isinstance(part, ToolResult) and part.id in calls:
-                spans.append(("pair", calls[part.id], i))
+        parts = message.parts
+        if message.role == "assistant":
+            calls.update((p.id, i) for p in parts if isinstance(p, ToolCall) and p.id is not None)
+        spans += [("pair", calls[p.id], i) for p in parts if isinstance(p, ToolResult) and p.id in calls]
     return spans
 
 
