@@ -263,8 +263,8 @@ def window(messages: Sequence[M], from_message: int = 0, budget: int = RENDER_BU
     first = max(0, min(from_message, len(messages) - 1))
     rendered: list[str] = []
     used = 0
-    for message in messages[first:]:
-        text = render(message, lang)
+    for index in range(first, len(messages)):
+        text = render(messages[index], lang)
         used += utf16_length(text)
         if rendered and used > budget:
             break

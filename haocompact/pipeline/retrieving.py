@@ -7,7 +7,9 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import overload
 
 from haocompact.archive import Archive, Archives, Damage, Run, Segment
 from haocompact.ccr import parse_ccr_section, render_message, window
@@ -143,37 +145,65 @@ def _in_log(
 
 
 def segment_messages(hash: str, request: Request, path: str = "") -> list[Message]:
-    """The messages of a segment, oldest first; parsed when they are rendered."""
-    return _segment(hash, request, path)[0]
-
-
-def _segment(hash: str, request: Request, path: str) -> tuple[list[Message], Format]:
+    """The messages of a segment, oldest first. Raises as `raw_segment` does."""
     with _home(hash, request, path) as home:
-        if isinstance(home, Archive):
-            return _archived_messages(home, clean_hash(hash), absolute(path))
-        session, logged = home
-        return logged_messages(session, logged), FORMATS[session.format]
-
-
-def _archived_messages(archive: Archive, hash: str, path: str) -> tuple[list[Message], Format]:
-    segment = archive.find(hash, path)
-    adapter = FORMATS[segment.format]
-    together = getattr(adapter, "messages_of", None)  # where a message spans several lines
-    if together is not None:
-        lines = list(archive.raw(hash, path))
-        return list(together([Record(number, raw) for number, raw in enumerate(lines, 1)])), adapter
-    numbers = archive.message_lines(hash, path)
-    raws = archive.lines(hash, numbers, path)
-    record = getattr(adapter, "record", Record)
-    found = (adapter.message_of(record(n + 1, raw)) for n, raw in zip(numbers, raws, strict=True))
-    return [m for m in found if m is not None], adapter
+        return list(_messages_in(home, hash, path)[0])
 
 
 def window_text(hash: str, request: Request, from_message: int, budget: int, path: str = "") -> str:
     """One window of a segment as text, with a last line that says how to go on."""
-    messages, adapter = _segment(hash, request, path)
-    render = getattr(adapter, "render", render_message)
-    return window(messages, from_message, budget, request.lang, render=render)
+    with _home(hash, request, path) as home:
+        messages, adapter = _messages_in(home, hash, path)
+        render = getattr(adapter, "render", render_message)
+        return window(messages, from_message, budget, request.lang, render=render)
+
+
+def _messages_in(
+    home: Archive | tuple[Session, Logged], hash: str, path: str
+) -> tuple[Sequence[Message], Format]:
+    """The messages of a segment, to be read while its home is open, and their format."""
+    if not isinstance(home, Archive):
+        session, logged = home
+        return logged_messages(session, logged), FORMATS[session.format]
+    hash, path = clean_hash(hash), absolute(path)
+    adapter = FORMATS[home.find(hash, path).format]
+    together = getattr(adapter, "messages_of", None)  # where a message spans several lines
+    if together is None:
+        return _Archived(home, hash, path, adapter), adapter
+    records = (Record(number, raw) for number, raw in enumerate(home.raw(hash, path), 1))
+    return list(together(list(records))), adapter
+
+
+class _Archived(Sequence[Message]):
+    """The messages of a segment, a line each; only the frames of those that are asked for are read."""
+
+    BLOCK = 32  # lines that are read together
+
+    def __init__(self, archive: Archive, hash: str, path: str, adapter: Format) -> None:
+        self._numbers = archive.message_lines(hash, path)
+        self._lines = partial(archive.lines, hash, source=path)
+        self._record = getattr(adapter, "record", Record)
+        self._message_of = adapter.message_of
+        self._block: tuple[int, list[bytes]] = 0, []
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        first, raws = self._block
+        if not first <= index < first + len(raws):
+            first = index
+            raws = list(self._lines(numbers=self._numbers[index : index + self.BLOCK]))
+            self._block = first, raws
+        record = self._record(self._numbers[index] + 1, raws[index - first])
+        return self._message_of(record) or Message("other", line=record.number)
 
 
 def verify(request: Request) -> Iterator[Damage]:
