@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Final
 
 # The 549 Han and 129 Hangul characters that are one token of their own in cl100k_base.
@@ -28,14 +29,20 @@ _DEFAULT_QUARTERS: Final = 4
 
 # (quarters of a token for each character, the characters); what no row matches costs _DEFAULT_QUARTERS.
 # The order matters only in that the common Han and Hangul are taken out before the others.
-_CLASSES: Final[tuple[tuple[int, re.Pattern[str]], ...]] = (
-    (1, re.compile(r"[\x00-\x7f\u2500\u2501\u2550]+")),
-    (4, re.compile(f"[{_COMMON}]+")),
-    (10, re.compile(r"[\u1100-\u11ff\u3400-\u9fff\uac00-\ufaff\U00010000-\U0010ffff]+")),
-    (6, re.compile(r"[\u00c0-\u024f\u1e00-\u1eff]+")),
-    (2, re.compile(r"[\u0400-\u052f]+")),
-    (3, re.compile(r"[\u0600-\u06ff]+")),
+_CLASSES: Final = (
+    (1, r"[\x00-\x7f\u2500\u2501\u2550]+"),
+    (4, f"[{_COMMON}]+"),
+    (10, r"[\u1100-\u11ff\u3400-\u9fff\uac00-\ufaff\U00010000-\U0010ffff]+"),
+    (6, r"[\u00c0-\u024f\u1e00-\u1eff]+"),
+    (2, r"[\u0400-\u052f]+"),
+    (3, r"[\u0600-\u06ff]+"),
 )
+
+
+@cache
+def _classes() -> list[tuple[int, re.Pattern[str]]]:
+    """Compiled when a text that is not ASCII comes along."""
+    return [(quarters, re.compile(characters)) for quarters, characters in _CLASSES]
 
 
 def cjk_quarters(text: str) -> int:
@@ -53,7 +60,7 @@ def cjk_quarters(text: str) -> int:
     if text.isascii():
         return len(text)
     quarters = 0
-    for weight, characters in _CLASSES:
+    for weight, characters in _classes():
         rest = characters.sub("", text)
         quarters += weight * (len(text) - len(rest))
         text = rest

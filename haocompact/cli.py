@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -1366,9 +1367,16 @@ def _refuse_doubled(words: list[str]) -> None:
             raise UsageError(f"{name} is given twice", code="COMPACTION_CONFIG_TAKEN")
 
 
+def _build_only(names: list[str]) -> None:
+    """Of the commands, make the one that is called: Typer looks at every option of each it makes."""
+    called = [c for c in app.registered_commands if c.callback is not None and c.callback.__name__ in names]
+    app.registered_commands = called or app.registered_commands
+
+
 def main() -> NoReturn:
     """Run the command line: a HaoError is one line on stderr and its exit code; a closed pipe is no error."""
     _reopen_closed_streams()
+    gc.set_threshold(100_000, 50, 100)  # next to nothing here runs in circles
     sys.setrecursionlimit(
         20_000
     )  # the parser reads 1,024 levels; what walks them needs several frames a level
@@ -1376,6 +1384,7 @@ def main() -> NoReturn:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         _refuse_doubled(sys.argv[1:])
+        _build_only(sys.argv[1:2])
         code = app(standalone_mode=False, prog_name="haocompact") or 0
         sys.stdout.flush()
     except HaoError as error:

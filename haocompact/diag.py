@@ -24,7 +24,6 @@ from haocompact.compaction import (
     estimate_context_tokens,
     prepare_compaction,
 )
-from haocompact.segment import prepare_segment
 
 TAG = "[COMPACT_NONE]"
 
@@ -361,9 +360,17 @@ def _suggest(messages: Sequence[Message], settings: CompactionSettings, skip: No
 def attempt(messages: Sequence[Message], settings: CompactionSettings,
             gains: Gains = lambda plan: True) -> CompactionPreparation | None:  # fmt: skip
     """The plan under other settings, when there is one that gains."""
-    prepare = prepare_segment if settings.strategy == "segment" else prepare_compaction
-    trial = prepare(messages, settings)
+    trial = _prepare(messages, settings)
     return trial if isinstance(trial, CompactionPreparation) and gains(trial) else None
+
+
+def _prepare(messages: Sequence[Message],
+             settings: CompactionSettings) -> CompactionPreparation | NoCompaction:  # fmt: skip
+    if settings.strategy != "segment":
+        return prepare_compaction(messages, settings)
+    from haocompact.segment import prepare_segment
+
+    return prepare_segment(messages, settings)
 
 
 def _effect(plan: CompactionPreparation) -> str:

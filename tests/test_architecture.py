@@ -86,6 +86,8 @@ ALLOWED = {  # module -> what it may import of haocompact
 }
 ALLOWED["pipeline.compacting"] |= {"convert"}
 ALLOWED["pipeline.retrieving"] |= {"logged"}
+INSIDE = {"formats.anthropic", "formats.openai_chat", "formats.responses"}  # what stands in a request
+ALLOWED["formats.requests"] |= INSIDE
 THIRD_PARTIES = {  # package -> modules that may import it at their top, and inside functions
     "typer": ({"cli"}, {"cli"}),
     "rich": (set(), {*(f"show.{m}" for m in SHOW), "cli"}),
@@ -146,7 +148,8 @@ def test_imports_run_one_way(module):
 @pytest.mark.parametrize("adapter", sorted(ADAPTERS))
 def test_adapters_never_import_each_other(adapter):
     found = {own(n) for n, _, _ in imports_of(MODULES[adapter])}
-    assert found & (ADAPTERS - {adapter} | {"formats", "pipeline"}) == set()
+    inside = INSIDE if adapter == "formats.requests" else set()
+    assert found & (ADAPTERS - {adapter} - inside | {"formats", "pipeline"}) == set()
 
 
 def test_no_circles():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from haocompact import records
+from haocompact import formats, records
 from haocompact.compaction import GROUP_REACH, CompactionPreparation, CompactionSettings
 from haocompact.files import open_source
 from haocompact.formats import detect
@@ -97,3 +99,50 @@ def test_no_offline_summary_is_larger_than_the_bound(session):
         planned = plan(source, Request())
         text = explaining.OFFLINE.summarize(planned.outcome)
     assert len(text) * 4 < explaining.MOST_TOKENS
+
+
+# ------------------------------------------------------------------------------- what is loaded, and what is not
+SAMPLE = {name: str(next(p for p in SAMPLES if p.parent.name == name)) for name in FORMATS}
+NEVER = {"openai", "tiktoken", "sqlite3", "zstandard", "detect_secrets", "asyncio", "multiprocessing"}
+LATER = {"archive", "ledger", "summarize", "model", "segment", "ccr", "formats.berry", "formats.openai_chat"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("option", ["--json", "--all"])
+def test_a_plan_loads_what_it_needs(name, option, tmp_path):
+    code = (
+        "import sys\nfrom haocompact.cli import main\n"
+        f"sys.argv = ['haocompact', 'plan', {option!r}, {SAMPLE[name]!r}]\n"
+        "try: main()\nexcept SystemExit: pass\nprint(*sorted(sys.modules), file=sys.stderr)"
+    )
+    env = os.environ | {"HAOCOMPACT_CONFIG": os.devnull, "HAOCOMPACT_LOG": str(tmp_path / "log")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    modules = set(done.stderr.split())
+    assert "haocompact.pipeline.planning" in modules
+    assert modules & (NEVER | {f"haocompact.{m}" for m in LATER}) == set()
+    assert ("rich" in modules) == (option != "--json")
+
+
+def test_a_command_makes_only_its_own_options(monkeypatch):
+    from haocompact import cli
+
+    kept = list(cli.app.registered_commands)
+    monkeypatch.setattr(cli.app, "registered_commands", kept)
+    for words in ([], ["--help"], ["nonsense"]):
+        cli._build_only(words)
+        assert cli.app.registered_commands == kept
+    cli._build_only(["plan"])
+    assert [c.callback.__name__ for c in cli.app.registered_commands] == ["plan"]
+
+
+CORPUS = Path(__file__).parents[2] / "shared" / "corpus"
+
+
+@pytest.mark.parametrize("path", [*SAMPLES, *sorted(p for p in CORPUS.rglob("*.json*") if p.stat().st_size < 5 << 20)],
+                         ids=lambda p: f"{p.parent.name}/{p.name}")  # fmt: skip
+def test_what_tells_a_sure_format_no_other_has(path):
+    """So that detection may end with the first of them that fits, and load no other."""
+    for count, record in enumerate(r for r in records.read(path.read_bytes()) if r.dict):
+        votes = {name: form.sniff(record.dict, count == 0) for name, form in formats.FORMATS.items()}
+        told = [name for name in formats.SURE if votes[name] == 2]
+        assert not told or [name for name, vote in votes.items() if vote] == told

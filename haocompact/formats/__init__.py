@@ -2,56 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from haocompact.errors import NoTranscript
-from haocompact.formats import (
-    anthropic,
-    atif,
-    berry,
-    claude_code,
-    codex,
-    gemini,
-    haocode,
-    mini_swe_agent,
-    openai_chat,
-    openhands,
-    pi,
-    responses,
-    sharegpt,
-    swe_agent,
-)
-from haocompact.formats.requests import Requests
 from haocompact.formats.session import Format, Json, WritableFormat
 from haocompact.records import Records
 
-WRITABLE: dict[str, WritableFormat] = {
-    "pi": pi,
-    "claude": claude_code,
-    "codex": codex,
-    "berry": berry,
-    "openai": openai_chat,
-    "anthropic": anthropic,
-    "haocode": haocode,
-    "responses": responses,
-    "openai-requests": Requests(openai_chat, "openai-requests", "OpenAI chat requests, one a line"),
-    "anthropic-requests": Requests(anthropic, "anthropic-requests", "Anthropic requests, one a line"),
-    "responses-requests": Requests(responses, "responses-requests", "OpenAI Responses requests, one a line",
-                                   ("input", "output")),
-}  # fmt: skip
-READ_ONLY: dict[str, Format] = {
-    "swe-agent": swe_agent,
-    "mini-swe-agent": mini_swe_agent,
-    "atif": atif,
-    "sharegpt": sharegpt,
-    "openhands": openhands,
-    "gemini": gemini,
+F = TypeVar("F", bound=Format)
+
+
+class Adapters(Mapping[str, F]):
+    """Name -> adapter: a module, or an object in one, loaded when it is first asked for."""
+
+    def __init__(self, homes: Mapping[str, str]) -> None:
+        self._homes = homes
+
+    def __getitem__(self, name: str) -> F:
+        module, _, member = self._homes[name].partition(":")
+        adapter = import_module(f"haocompact.formats.{module}")
+        return cast(F, getattr(adapter, member) if member else adapter)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+_WRITABLE = {
+    "pi": "pi",
+    "claude": "claude_code",
+    "codex": "codex",
+    "berry": "berry",
+    "openai": "openai_chat",
+    "anthropic": "anthropic",
+    "haocode": "haocode",
+    "responses": "responses",
+    "openai-requests": "requests:OPENAI",
+    "anthropic-requests": "requests:ANTHROPIC",
+    "responses-requests": "requests:RESPONSES",
 }
-FORMATS: dict[str, Format] = {**WRITABLE, **READ_ONLY}
+_READ_ONLY = {
+    "swe-agent": "swe_agent",
+    "mini-swe-agent": "mini_swe_agent",
+    "atif": "atif",
+    "sharegpt": "sharegpt",
+    "openhands": "openhands",
+    "gemini": "gemini",
+}
+WRITABLE: Adapters[WritableFormat] = Adapters(_WRITABLE)
+READ_ONLY: Adapters[Format] = Adapters(_READ_ONLY)
+FORMATS: Adapters[Format] = Adapters(_WRITABLE | _READ_ONLY)
+
+if TYPE_CHECKING:  # each is what it says
+    from haocompact.formats import (
+        anthropic,
+        atif,
+        berry,
+        claude_code,
+        codex,
+        gemini,
+        haocode,
+        mini_swe_agent,
+        openai_chat,
+        openhands,
+        pi,
+        responses,
+        sharegpt,
+        swe_agent,
+    )
+
+    _: tuple[WritableFormat, ...]
+    _ = anthropic, berry, claude_code, codex, haocode, openai_chat, pi, responses
+    __: tuple[Format, ...] = atif, gemini, mini_swe_agent, openhands, sharegpt, swe_agent
 
 SAMPLE_LINES = 200
 SAMPLE_BYTES = 4 << 20
+SURE = ("claude", "pi", "codex")  # what a line of these is told by, no other format has
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +94,9 @@ class Detected:
 
 def detect(records: Records) -> Detected:
     """The format of a transcript, by what its records can and can't be. Raises NoTranscript."""
+    for name in SURE if records.document is None else ():  # the common case, without loading all the others
+        if _is_surely(records, FORMATS[name]):
+            return Detected(name)
     strong = dict.fromkeys(FORMATS, 0)
     weak = dict.fromkeys(FORMATS, 0)
     seen = 0
@@ -83,6 +116,20 @@ def detect(records: Records) -> Detected:
     return Detected(best, tuple(n for n in FORMATS if n != best and strong[n] and weak[best] < seen))
 
 
+def _is_surely(records: Records, form: Format) -> bool:
+    """Whether each line of the sample could be of this format, and one of them of no other."""
+    certain = size = 0
+    objects = (record for record in records if record.dict)
+    for count, record in enumerate(objects):
+        if count >= SAMPLE_LINES or size > SAMPLE_BYTES:
+            break
+        vote = form.sniff(record.dict, count == 0)
+        if not vote:
+            return False
+        certain, size = certain + (vote == 2), size + len(record.raw)
+    return certain > 0
+
+
 def _votes(records: Records) -> Iterator[dict[str, int]]:
     """What each record of a sample could be, by format; of a document only those know that are read whole."""
     document = records.document
@@ -91,7 +138,7 @@ def _votes(records: Records) -> Iterator[dict[str, int]]:
         return
     elements = document if isinstance(document, list) else [document]
     for obj in [e for e in elements if isinstance(e, dict)][:SAMPLE_LINES]:
-        yield {name: _document_vote(name, form, obj) for name, form in READ_ONLY.items()}
+        yield {name: _document_vote(form, obj) for name, form in READ_ONLY.items()}
 
 
 def _line_votes(records: Records) -> Iterator[dict[str, int]]:
@@ -107,5 +154,6 @@ def _line_votes(records: Records) -> Iterator[dict[str, int]]:
             return
 
 
-def _document_vote(name: str, form: Format, obj: Json) -> int:
-    return form.sniff(obj, True) or (mini_swe_agent.sniff_element(obj) if name == "mini-swe-agent" else 0)
+def _document_vote(form: Format, obj: Json) -> int:
+    element = getattr(form, "sniff_element", None)  # of an array of messages
+    return form.sniff(obj, True) or (element(obj) if element else 0)

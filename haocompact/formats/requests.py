@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from haocompact.compaction import CompactionPreparation, Message
 from haocompact.errors import TranscriptError
+from haocompact.formats import anthropic, openai_chat, responses
 from haocompact.formats.session import Checkpoint, Json, Piece, ReadOptions, Session, WritableFormat
 from haocompact.records import Element, Elements, Record, Records
 
@@ -76,3 +77,10 @@ def _array(obj: Json, path: Sequence[str]) -> list[Json]:
         value = value.get(key) if isinstance(value, dict) else None
     objects = isinstance(value, list) and all(isinstance(e, dict) for e in value)
     return value if objects and isinstance(value, list) else []
+
+
+OPENAI = Requests(openai_chat, "openai-requests", "OpenAI chat requests, one a line")
+ANTHROPIC = Requests(anthropic, "anthropic-requests", "Anthropic requests, one a line")
+RESPONSES = Requests(
+    responses, "responses-requests", "OpenAI Responses requests, one a line", ("input", "output")
+)

@@ -35,14 +35,6 @@ from haocompact.formats.session import (
     ReadOptions,
     Session,
 )
-from haocompact.segment import (
-    DEFAULT_SEGMENT_CONFIG,
-    SegmentConfig,
-    evaluate_threshold,
-    in_cooldown,
-    prepare_segment,
-)
-from haocompact.skiplog import append_log, log_line
 
 if TYPE_CHECKING:
     from haocompact.summarize import Summarizer
@@ -96,6 +88,8 @@ class Planned:
     def should_compact(self) -> bool:
         """Whether the context is past the trigger of the strategy."""
         if self.settings.strategy == "segment":
+            from haocompact.segment import evaluate_threshold
+
             usage = None if self.estimate.last_usage_index is None else self.estimate.tokens
             threshold = evaluate_threshold(usage, 4 * self.estimate.tokens, self.settings.context_window)
             return self.settings.enabled and threshold is not None and threshold.fire
@@ -106,6 +100,8 @@ class Planned:
         """Tokens: window - reserve, or half the window for the segment strategy."""
         s = self.settings
         if s.strategy == "segment":
+            from haocompact.segment import DEFAULT_SEGMENT_CONFIG
+
             return DEFAULT_SEGMENT_CONFIG.threshold_ratio * s.context_window
         return s.context_window - s.reserve_tokens
 
@@ -177,6 +173,8 @@ def prepare(messages: Sequence[Message], settings: CompactionSettings,
             lines: tuple[int, int] | None = None) -> CompactionPreparation | NoCompaction:  # fmt: skip
     """The one decision behind every command, by strategy."""
     if settings.strategy == "segment":
+        from haocompact.segment import prepare_segment  # loaded by those that want it: most do not
+
         return prepare_segment(messages, settings, lines)
     return prepare_compaction(messages, settings)
 
@@ -248,6 +246,8 @@ def record_skip(skip: NoCompaction, path: str, request: Request) -> str | None:
     """Write the [COMPACT_NONE] line to the log; returns a warning when that is not possible."""
     if request.log is None:
         return None
+    from haocompact.skiplog import append_log, log_line
+
     try:
         append_log(request.log, log_line(skip, path))
     except OSError as error:
@@ -265,12 +265,17 @@ def not_needed(planned: Planned, request: Request) -> NoCompaction | None:
             "below_trigger", None, {"tokens": tokens, "trigger": planned.trigger}, planned.estimate
         )
     last = _last_run(planned.path, request)
-    if last is not None and in_cooldown(
-        last * 1000, time.time() * 1000, SegmentConfig(cooldown_ms=int(request.cooldown * 1000))
-    ):
+    if last is not None and _cooling(last, request.cooldown):
         figures: dict[str, object] = {"seconds": int(time.time() - last), "cooldown": request.cooldown}
         return NoCompaction("cooldown", None, figures, planned.estimate)
     return None
+
+
+def _cooling(last: float, seconds: float) -> bool:
+    """Whether the last compaction (seconds since the epoch) is too young."""
+    from haocompact.segment import SegmentConfig, in_cooldown
+
+    return in_cooldown(last * 1000, time.time() * 1000, SegmentConfig(cooldown_ms=int(seconds * 1000)))
 
 
 def as_needed(planned: Planned, request: Request) -> Planned:
