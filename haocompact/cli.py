@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperCommand
+from typer.main import get_group
 
 from haocompact import __version__
 from haocompact.errors import DamagedArchive, HaoError, NothingToCompact, TranscriptError, UsageError
@@ -209,7 +210,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    context.default_map = _settings_file(context)
+    context.default_map = _settings_file()
 
 
 @app.command()
@@ -291,9 +292,7 @@ def _show_settings(context: typer.Context, as_json: bool) -> None:
     from haocompact import show
 
     root: Any = context.parent
-    params = {
-        p.opts[0]: (command, p) for name, command in root.command.commands.items() for p in command.params
-    }
+    params = {p.opts[0]: (command, p) for command in _commands().values() for p in command.params}
     params |= {p.opts[0]: (context.command, p) for p in context.command.params}
     found = [setting for name, (command, param) in params.items() if name.startswith("--")
              and (setting := _setting(context, root.default_map or {}, command, param)) is not None]  # fmt: skip
@@ -956,7 +955,7 @@ def _settings_path() -> Path:
     return Path(os.environ.get(SETTINGS_FILE) or _data_folder("config") / "config.toml")
 
 
-def _settings_file(context: typer.Context) -> dict[str, Any]:
+def _settings_file() -> dict[str, Any]:
     """Defaults from the settings file: long option names as keys, for every command that has them."""
     import tomllib
 
@@ -973,9 +972,7 @@ def _settings_file(context: typer.Context) -> dict[str, Any]:
         table = table.get(key, {})
         if not isinstance(table, dict):
             raise UsageError(f"{path}: {key} is not a table")
-    commands = {
-        name: _option_names(command) for name, command in getattr(context.command, "commands", {}).items()
-    }
+    commands = {name: _option_names(command) for name, command in _commands().items()}
     known = sorted({key for names in commands.values() for key in names})
     for key in table:
         if key not in known:
@@ -1367,10 +1364,25 @@ def _refuse_doubled(words: list[str]) -> None:
             raise UsageError(f"{name} is given twice", code="COMPACTION_CONFIG_TAKEN")
 
 
-def _build_only(names: list[str]) -> None:
-    """Of the commands, make the one that is called: Typer looks at every option of each it makes."""
-    called = [c for c in app.registered_commands if c.callback is not None and c.callback.__name__ in names]
-    app.registered_commands = called or app.registered_commands
+_EVERY = list(app.registered_commands)
+
+
+@contextmanager
+def _registered(names: list[str]) -> Iterator[None]:
+    """Of the commands, only those named are made: Typer looks at every option of each. None named: all are."""
+    before = app.registered_commands
+    called = [c for c in _EVERY if c.callback is not None and c.callback.__name__ in names]
+    app.registered_commands = called or _EVERY
+    try:
+        yield
+    finally:
+        app.registered_commands = before
+
+
+def _commands() -> Mapping[str, Any]:
+    """All commands by name, also those that were not made for this call."""
+    with _registered([]):
+        return get_group(app).commands
 
 
 def main() -> NoReturn:
@@ -1384,8 +1396,8 @@ def main() -> NoReturn:
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         _refuse_doubled(sys.argv[1:])
-        _build_only(sys.argv[1:2])
-        code = app(standalone_mode=False, prog_name="haocompact") or 0
+        with _registered(sys.argv[1:2]):
+            code = app(standalone_mode=False, prog_name="haocompact") or 0
         sys.stdout.flush()
     except HaoError as error:
         print(_error_line(error), file=sys.stderr)

@@ -123,16 +123,16 @@ def test_a_plan_loads_what_it_needs(name, option, tmp_path):
     assert ("rich" in modules) == (option != "--json")
 
 
-def test_a_command_makes_only_its_own_options(monkeypatch):
+def test_a_command_makes_only_its_own_options():
     from haocompact import cli
 
-    kept = list(cli.app.registered_commands)
-    monkeypatch.setattr(cli.app, "registered_commands", kept)
+    every = cli.app.registered_commands
     for words in ([], ["--help"], ["nonsense"]):
-        cli._build_only(words)
-        assert cli.app.registered_commands == kept
-    cli._build_only(["plan"])
-    assert [c.callback.__name__ for c in cli.app.registered_commands] == ["plan"]
+        with cli._registered(words):
+            assert cli.app.registered_commands == every
+    with cli._registered(["plan"]):
+        assert [c.callback.__name__ for c in cli.app.registered_commands] == ["plan"]
+    assert len(every) == 4
 
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus"
