@@ -29,6 +29,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -521,6 +522,8 @@ class Archive:
             pieces.append(_Piece(number, len(group), digest, _lengths(group, data), parts))
             number, size = number + len(group), size + len(data)
             del group, data
+        with _plain_errors(self.path):
+            spool.finish()
         return _Stream(whole.hexdigest(), size, number, pieces)
 
     def _keep(
@@ -811,27 +814,44 @@ class _Reader:
 
 
 class _Spool:
-    """Compressed frames in an unnamed temporary file, until a transaction copies them into the archive."""
+    """Compressed frames in an unnamed temporary file, until a transaction copies them into the archive.
+
+    A thread compresses a frame while the next one is read and hashed.
+    """
 
     def __init__(self, directory: Path, level: int) -> None:
         self._level = level
         self._usual = _compressor(level, FRAME_SIZE)
+        self._thread = ThreadPoolExecutor(1)
+        self._last: Future[tuple[int, list[int]]] | None = None
         with _plain_errors(directory):
             self._file = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115
 
     def close(self) -> None:
+        self._thread.shutdown()
         self._file.close()
 
     def add(self, data: bytes) -> Callable[[], Iterator[bytes]]:
-        """Compress one frame. The result reads its parts of at most PART_SIZE bytes."""
+        """Compress one frame, once the one before it is. The result reads its parts of at most PART_SIZE bytes."""
+        self.finish()
+        self._last = self._thread.submit(self._write, data)
+        return partial(self._read, self._last)
+
+    def finish(self) -> None:
+        """Wait for the last frame. Raises what went wrong with it."""
+        if self._last is not None:
+            self._last.result()
+
+    def _write(self, data: bytes) -> tuple[int, list[int]]:
         start, sizes = self._file.tell(), list[int]()
         compressor = self._usual if len(data) < LONG_FRAME else _compressor(self._level, len(data))
         for part in _compressed(data, compressor):
             self._file.write(part)
             sizes.append(len(part))
-        return partial(self._read, start, sizes)
+        return start, sizes
 
-    def _read(self, start: int, sizes: list[int]) -> Iterator[bytes]:
+    def _read(self, written: Future[tuple[int, list[int]]]) -> Iterator[bytes]:
+        start, sizes = written.result()
         self._file.seek(start)
         yield from (self._file.read(size) for size in sizes)
 

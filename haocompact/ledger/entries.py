@@ -51,7 +51,8 @@ class Entry:
     gone: bool = field(default=False, compare=False)
     values: dict[str, str] = field(default_factory=dict, compare=False)
     stems: set[str] = field(default_factory=set, compare=False)
-    spoken: set[str] = field(default_factory=set, compare=False)
+    spoken: set[str] = field(default_factory=set, compare=False)  # stems of its values
+    about: set[str] = field(default_factory=set, compare=False)  # its other stems
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,7 @@ class Ledger:
     def _index(self, entry: Entry, said: Said, news: bool) -> None:
         entry.values, entry.stems = said.values, said.stems - _CUE_STEMS
         entry.spoken = {stem(v) for v in entry.values}
+        entry.about = entry.stems - entry.spoken
         self.seen.update(entry.values.keys())
         if news and entry.who in (USER, ASSISTANT):
             self._supersede(entry, said in SURELY or (said in CORRECTS and not forbids(entry.text)))
@@ -287,11 +289,11 @@ def _replaces(new: Entry, old: Entry, corrects: bool) -> bool:
     """
     if new.kind == old.kind == RULE and _says_again(new, old):
         return True
-    told, said = new.stems - new.spoken, old.stems - new.spoken
-    shared = len(told & said)
+    shared = len(new.about & old.stems)
     if shared < 2 - corrects:
         return False
-    own, others = len(told) - shared, len(said) - shared
+    own = len(new.about) - shared
+    others = len(old.stems) - len(old.stems & new.spoken) - shared
     if not corrects and ((own and others) or 2 * shared < 3 * max(own, others)):
         return False
     fresh = {c for v, c in new.values.items() if v not in old.values}

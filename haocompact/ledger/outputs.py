@@ -31,6 +31,7 @@ _ERROR = re.compile(
 )
 _PLACE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _TALLY = re.compile(r"\b\d+ (?:passed|failed|errors?|tests?|examples?|skipped|warnings?)\b[^\n]{0,80}", re.I)
+_TALLIED = ("passed", "failed", "error", "test", "example", "skipped", "warning")
 _COMMITTED = re.compile(r"^\[([^\]\n]{1,80})\] (.{1,120})$", re.M)
 _FIGURE = re.compile(r"\d(?!\d*(?:[:\t→|-]|\. ))")  # not the number of a line or of a list's item
 _CODE_ENDS = frozenset(",({[=+&:：")
@@ -147,7 +148,9 @@ def outcome_of(command: str, text: str) -> str:
     committed = _COMMITTED.search(text[:2000]) if "git" in command else None
     if committed:
         return f"[{committed[1]}] {committed[2]}"
-    tallies = _TALLY.findall(text[-3000:])
+    tail = text[-3000:]
+    low = tail.lower()
+    tallies = _TALLY.findall(tail) if any(word in low for word in _TALLIED) else ()
     return clean(tallies[-1]) if tallies else ""
 
 

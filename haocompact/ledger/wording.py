@@ -199,7 +199,10 @@ def sentences(text: str, *, telling: bool = False) -> Iterator[Said]:
 
 def tells(line: str) -> bool:
     """A quick look: is there a figure, or a word that decides?"""
-    return _DIGIT.search(line) is not None or Said(line) in DECIDES
+    if _DIGIT.search(line) is not None:
+        return True
+    said = Said(line)
+    return not (line.isascii() and said.words.isdisjoint(DECIDES.hints)) and said in DECIDES
 
 
 def _parts(line: str) -> Iterator[str]:
@@ -233,12 +236,13 @@ class Cue:
 
     def __init__(self, words: str, phrases: str, cjk: str = "") -> None:
         self.words = _set(words)
+        self.hints = set(self.words)  # without one of these, an English sentence shows no sign of it
         self.bit = 1 << len(_CUES)
         _CUES.append(self)
         for word in self.words:
             _WORD_CUES[word] = _WORD_CUES.get(word, 0) | self.bit
         for phrase in phrases.split():
-            _add_phrase(phrase.replace("_", " "), self.bit)
+            self.hints.add(_add_phrase(phrase.replace("_", " "), self.bit))
         for sign in cjk.split():
             _CJK_CUES.setdefault(sign[0], []).append((sign, self.bit))
 
@@ -252,10 +256,12 @@ _PHRASE_CUES: dict[str, list[tuple[str, int]]] = {}  # by the phrase's rarest wh
 _CJK_CUES: dict[str, list[tuple[str, int]]] = {}  # by the first character
 
 
-def _add_phrase(phrase: str, bit: int) -> None:
-    """Found through its longest word that can't be a part of a longer one."""
+def _add_phrase(phrase: str, bit: int) -> str:
+    """Found through its longest word that can't be a part of a longer one, which is returned."""
     whole = re.findall(r"(?<![a-z'])[a-z][a-z']+(?![a-z']|$)", phrase)
-    _PHRASE_CUES.setdefault(max(whole, key=len), []).append((phrase, bit))
+    longest: str = max(whole, key=len)
+    _PHRASE_CUES.setdefault(longest, []).append((phrase, bit))
+    return longest
 
 
 def _cues_in(said: Said) -> int:
