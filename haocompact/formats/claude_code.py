@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import uuid
 from bisect import bisect_left
 from collections import Counter
@@ -176,7 +177,7 @@ def _node(index: int, obj: Json) -> Node | None:
     kind, own = get("type"), get("uuid")
     if not isinstance(kind, str) or kind not in CHAIN or not isinstance(own, str) or not own:
         return None
-    node = Node(index, own, _string(get("parentUuid")) or None, kind, _string(get("timestamp")))
+    node = Node(index, own, _string(get("parentUuid")) or None, sys.intern(kind), _string(get("timestamp")))
     node.side, node.team, node.meta = bool(get("isSidechain")), bool(get("teamName")), bool(get("isMeta"))
     node.agent = _string(get("agentId")) or None
     if kind == "system" and get("subtype") == "compact_boundary":
@@ -266,13 +267,15 @@ def read(records: Records, options: ReadOptions) -> Session:
 
 def _scan(session: Session) -> list[Node]:
     """All chain lines, in file order; everything else goes to `state.others`."""
-    nodes, unknown = [], Counter[str]()
+    nodes, unknown = list[Node](), Counter[str]()
     for record in session.records:
         index = record.number - 1
         node = _node(index, record.dict)
         if record.fault or record.note or not isinstance(record.obj, dict):
             session.warnings.extend(opaque((record,)))
         if node is not None:
+            if nodes and node.parent == nodes[-1].uuid:
+                node.parent = nodes[-1].uuid  # one string for both
             nodes.append(node)
             continue
         kind = record.dict.get("type")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -440,7 +441,7 @@ def _framed(text: str, frames: Iterable[tuple[str, str]]) -> bool:
 def _item(payload: Json, index: int, place: int, fate: str, stamp: str,
           parts: Parts | Callable[[], Parts] | None = None) -> Item:  # fmt: skip
     """An entry of the history; `place` -1 for a line, else its position in a replacement_history."""
-    item = Item(index, place, fate, str(payload.get("type")), stamp=stamp)
+    item = Item(index, place, fate, sys.intern(str(payload.get("type"))), stamp=stamp)
     if fate != MESSAGE:
         return item
     role = _role(item.kind, payload)

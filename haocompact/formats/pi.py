@@ -6,6 +6,7 @@ Source: pi-coding-agent 1.6.0, docs/session-format.md and its session manager's 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -187,8 +188,9 @@ def _entry(index: int, obj: Any, version: int, previous: str | None) -> Entry:
     if version == 1:
         return Entry(index, f"#{index}", previous, kind if isinstance(kind, str) else "", key)
     name, parent = obj.get("id"), obj.get("parentId")
+    parent = previous if parent == previous else parent  # one string for both, and one for each kind
     return Entry(index, name if isinstance(name, str) else None, parent if isinstance(parent, str) else None,
-                 kind if isinstance(kind, str) else "", key)  # fmt: skip
+                 sys.intern(kind) if isinstance(kind, str) else "", key)  # fmt: skip
 
 
 def _walk(tree: Tree, session: Session, options: ReadOptions) -> None:

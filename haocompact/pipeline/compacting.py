@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -190,8 +192,7 @@ def _replaced(source: Source, request: Request, planned: Planned, outcome: Compa
     checkpoint = Checkpoint(text, reads, edits, outcome.tokens_before, tokens_after, hash)
     output = write(checkpoint)
     run = _run(source, session, gone, hash, output)
-    positions = {index: i for i, index in enumerate(gone)}
-    lines = list(dict.fromkeys(positions[m.line - 1] for m in told if m.line - 1 in positions))
+    lines = list(_places(gone, (m.line - 1 for m in told)))
     return Compacted(
         planned,
         outcome,
@@ -243,7 +244,7 @@ def _archived(
 ) -> Sequence[int]:
     """Records that the archive takes: what is removed, or what an append-only format hides."""
     hidden = getattr(adapter, "archived", None)
-    return hidden(session, outcome) if hidden else list(removed(len(session.records), kept))
+    return hidden(session, outcome) if hidden else array("Q", removed(len(session.records), kept))
 
 
 def _address(adapter: Format, session: Session, outcome: CompactionPreparation,
@@ -361,13 +362,25 @@ def _run(source: Source, session: Session, gone: Sequence[int], hash: str, outpu
 
 def _lengths(total: int, gone: Sequence[int]) -> Iterator[int]:
     """Run lengths in lines: removed, rest, removed, rest, ... in the order of the input."""
-    wanted, turn, length = set(gone), True, 0
+    at, turn, length = 0, True, 0
     for index in range(total):
-        if (index in wanted) != turn:
+        here = at < len(gone) and gone[at] == index
+        at += here
+        if here != turn:
             yield length
             turn, length = not turn, 0
         length += 1
     yield length
+
+
+def _places(gone: Sequence[int], indexes: Iterable[int]) -> Iterator[int]:
+    """Where these records stand in the ascending list `gone`, each once; those that don't are passed over."""
+    seen = bytearray(len(gone))
+    for index in indexes:
+        place = bisect_left(gone, index)
+        if place < len(gone) and gone[place] == index and not seen[place]:
+            seen[place] = 1
+            yield place
 
 
 def store(result: Compacted, place: str = "", level: int | None = None) -> Segment | None:
