@@ -109,6 +109,8 @@ class FileBytes:
         start, end, _ = span.indices(self._size)
         if end <= start:
             return b""
+        if end - start >= self.WINDOW:  # a line as long as that is not held twice
+            return self._read(start, end - start)
         first = start - self._start
         if first < 0 or end - self._start > len(self._window):
             self._start = start - start % self.WINDOW  # whole blocks, so that walking backwards hits them too
