@@ -249,6 +249,7 @@ _CAUSES = {  # code of an error: why a batch passes the file over
     "ONLY_READ": "only_read",
     "SOURCE_BUSY": "in_use",
     "HARD_LINKED": "hard_linked",
+    "HAS_FORKS": "has_forks",
     "NOT_IN_PLACE": "not_in_place",
 }
 

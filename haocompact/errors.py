@@ -15,6 +15,7 @@
         ├── SourceChanged   7   the transcript changed while it was being compacted
         ├── SourceBusy      7   another process is compacting it, or its client may be at it
         ├── NotInPlace      7   its client would not stand a replaced file of this kind
+        ├── HasForks        7   forks of the session read from its file by offset
         ├── HardLinked      7   the transcript has several names
         └── WorkerDied      7   the process that worked on the transcript was killed
 
@@ -144,6 +145,12 @@ class NotInPlace(WriteError):
     """The client of this transcript would not stand its replacement; write the result elsewhere."""
 
     code = "NOT_IN_PLACE"
+
+
+class HasForks(WriteError):
+    """Forks of this session read their earlier turns out of its file; write the result elsewhere, or append."""
+
+    code = "HAS_FORKS"
 
 
 class HardLinked(WriteError):

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import gzip
 import hashlib
+import io
 import os
 import re
 import stat
@@ -19,6 +20,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -328,6 +330,60 @@ def client_at_work(path: Path, folder: str, session_id: str) -> bool:
         except OSError:
             return True
     return False
+
+
+# ----------------------------------------------------------------------------------------- forks
+HOMES = ("sessions", "archived_sessions")  # folders of one client's home that hold rollouts
+FIRST_LINE = 16 << 20  # bytes that are read of it at most
+RESCAN = 60.0  # seconds that one look at all first lines is good for
+_BASE = re.compile(rb'"history_base"\s*:\s*\{[^{}]*?"thread_id"\s*:\s*"([^"\\]+)"')
+
+
+def forks_of(path: Path, session_id: str) -> tuple[str, ...]:
+    """Sessions in the tree around `path` that read their earlier turns out of it, by offset."""
+    return _forks(_folders(path.absolute()), int(time.monotonic() / RESCAN)).get(session_id, ())
+
+
+def _folders(path: Path) -> tuple[Path, ...]:
+    """Where forks of a session may be: the client's folders, or those by date around it, or its own."""
+    top = next((p for p in path.parents if not p.name.isdigit()), path.parent)
+    return tuple(top.parent / name for name in HOMES) if top.name in HOMES else (top,)
+
+
+@lru_cache(maxsize=1)
+def _forks(folders: tuple[Path, ...], moment: int) -> dict[str, tuple[str, ...]]:
+    """Session id -> the forks that refer to it; one scan serves a batch."""
+    found: dict[str, tuple[str, ...]] = {}
+    for folder in folders:
+        deep = folder.name in HOMES or any(p.name.isdigit() for p in folder.glob("[0-9]*"))
+        for path in sorted(folder.glob("**/*.jsonl*" if deep else "*.jsonl*")):
+            for base in _BASE.findall(_first_line(path)):
+                name = base.decode(errors="replace")
+                found[name] = (*found.get(name, ()), str(path))
+    return found
+
+
+def _first_line(path: Path) -> bytes:
+    """Of a .jsonl or .jsonl.zst; of what can't be read, nothing."""
+    try:
+        if not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            if path.suffix != ".zst":
+                return file.readline(FIRST_LINE)
+            return _unzstd_line(file)
+    except OSError:
+        return b""
+
+
+def _unzstd_line(file: IO[bytes]) -> bytes:
+    import zstandard
+
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as unpacked:
+            return io.BufferedReader(unpacked).readline(FIRST_LINE)
+    except zstandard.ZstdError:
+        return b""
 
 
 # --------------------------------------------------------------------------------------- walking

@@ -15,6 +15,7 @@ from haocompact.compaction import (
 from haocompact.errors import (
     HaoError,
     HardLinked,
+    HasForks,
     NotInPlace,
     SourceBusy,
     TranscriptError,
@@ -24,6 +25,7 @@ from haocompact.files import (
     Source,
     changed_lately,
     client_at_work,
+    forks_of,
     locked,
     open_source,
     sha256_of,
@@ -250,6 +252,7 @@ def compact_in_place(path: str, request: Request) -> Done:
         warning = None
         if isinstance(result, Compacted):
             _refuse_in_place(result)
+            _refuse_forked(result, target)
             _refuse_at_work(result.planned, target)
             store(result, str(target), request.level)
             write_file(target, result.output, like=os.stat(target), source=source)
@@ -310,3 +313,17 @@ def _refuse_in_place(result: Compacted) -> None:
     reason = refusal(session) if refusal else None
     if reason:
         raise NotInPlace(reason, path=result.planned.path)
+
+
+def _refuse_forked(result: Compacted, target: Path) -> None:
+    """A client whose threads have forks cuts their bases at an offset: what lies there may not move."""
+    session = result.planned.session
+    if result.run is None or not session.session_id or not hasattr(FORMATS[session.format], "LOCKS"):
+        return
+    if forks := forks_of(target, session.session_id):
+        more = f" and {len(forks) - 1} more" if len(forks) > 1 else ""
+        raise HasForks(
+            f"{Path(forks[0]).name}{more} is a fork that reads its earlier turns out of this file: write the result "
+            "elsewhere (-o, --output-dir) or use --append",
+            path=result.planned.path,
+        )
