@@ -10,16 +10,16 @@ Plain SVG 1.1 without scripts; what it says of a transcript is what the table sa
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
+from itertools import accumulate, groupby
+from unicodedata import east_asian_width
 
 from haocompact.pipeline import Planned
 from haocompact.show import Row, plan_figures, rows, title
 
-WIDTH, MARGIN, LABELS = 960, 24, 250
+WIDTH, MARGIN, LABELS = 960, 24, 310
 BAR, GAP, MAX_BARS, MAX_STEPS = 14, 3, 80, 800
 COLOURS = {  # Okabe and Ito's, which stay apart for the colour-blind, on white and on black
     "user": "#0072b2", "assistant": "#e69f00", "tool": "#009e73", "system": "#999999", "summary": "#cc79a7",
@@ -27,19 +27,24 @@ COLOURS = {  # Okabe and Ito's, which stay apart for the colour-blind, on white 
 }  # fmt: skip
 FATES = {"previous": "previous summary", "summarise": "summarised", "prefix": "turn prefix, summarised apart",
          "keep": "kept"}  # fmt: skip
+GONE = ("previous", "summarise", "prefix")
 STYLE = """
   text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #222 } .big { font-size: 16px; font-weight: 600 }
   .dim { fill: #666 } .num { text-anchor: end; font-variant-numeric: tabular-nums } .page { fill: #fff }
   .line { stroke: #d55e00; stroke-width: 2 } .mark { fill: #d55e00; font-weight: 600 } .rail { fill: #eee }
-  .gone { fill-opacity: .45 }
+  .gone { fill-opacity: .45 } .fill { fill: #777 }
   @media (prefers-color-scheme: dark) {
-    text { fill: #ddd } .dim { fill: #999 } .page { fill: #16181c } .rail { fill: #2a2d33 } }
+    text { fill: #ddd } .dim { fill: #999 } .page { fill: #16181c } .rail { fill: #2a2d33 } .gone { fill-opacity: .55 }
+    .line { stroke: #ff8c42 } .mark { fill: #ff8c42 } }
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Neighbouring messages of one fate that share a bar: tokens by role, lines, largest running total."""
+    """Neighbouring messages of one fate that share a bar: tokens by role, lines, largest running total.
+
+    `role` is that of a single message, and `what` what it holds; of several they are empty and their number.
+    """
 
     first: int
     last: int
@@ -47,6 +52,7 @@ class Stretch:
     tokens: dict[str, int]
     running: int
     place: str
+    role: str
     what: str
 
     @property
@@ -62,14 +68,14 @@ def svg(planned: Planned) -> str:
     top = MARGIN + 22 + 17 * len(figures) + 22
     body = [*_overview(planned, found, top), *_legend(found, top + 92), *_bars(bars, top + 136)]
     height = top + 136 + sum(_height(b, before) for b, before in _with_before(bars)) + MARGIN
-    head = [_text(MARGIN, MARGIN + 6, _shortened(title(planned)), "big")]
+    head = [_text(MARGIN, MARGIN + 6, _fitted(title(planned)[::-1], 96)[::-1], "big")]
     for i, (label, line) in enumerate(figure.split(maxsplit=1) for figure in figures):
         head += [
             _text(MARGIN, MARGIN + 28 + 17 * i, label, "dim"),
             _text(MARGIN + 64, MARGIN + 28 + 17 * i, line),
         ]
-    head += [_text(MARGIN + 44, top + 126, "line", "dim"), _text(MARGIN + LABELS, top + 126, "tokens", "dim"),
-             _text(WIDTH - MARGIN - 80, top + 126, "from the end", "dim")]  # fmt: skip
+    head += [_text(MARGIN + 70, top + 126, "line", "dim num"), _text(MARGIN + LABELS, top + 126, "tokens", "dim"),
+             _text(WIDTH - MARGIN, top + 126, "from the end", "dim num")]  # fmt: skip
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
         'role="img">',
@@ -100,13 +106,16 @@ def stretches(found: Sequence[Row], most: int = MAX_BARS) -> list[Stretch]:
 
 def _stretch(members: Sequence[Row], place: str) -> Stretch:
     tokens: dict[str, int] = {}
-    for row in members:
+    for row in sorted(members, key=lambda row: _rank(row.role)):
         tokens[row.role] = tokens.get(row.role, 0) + row.tokens
-    roles = Counter(row.role for row in members)
-    what = members[0].what if len(members) == 1 else ", ".join(f"{n:,} {role}" for role, n in roles.items())
-    return Stretch(
-        members[0].line, members[-1].line, len(members), tokens, members[0].running or 0, place, what
-    )
+    first, count = members[0], len(members)
+    role, what = (first.role, first.what) if count == 1 else ("", f"{count:,} messages")
+    return Stretch(first.line, members[-1].line, count, tokens, first.running or 0, place, role, what)
+
+
+def _rank(role: str) -> int:
+    """Roles in the order of COLOURS, so that the bars of several messages can be compared."""
+    return list(COLOURS).index(role) if role in COLOURS else len(COLOURS)
 
 
 # --------------------------------------------------------------------------------------- overview
@@ -136,26 +145,26 @@ def _lines_of(part: Stretch) -> str:
 
 def _gauge(planned: Planned, y: float) -> Iterator[str]:
     """Tokens of the context on the scale of the window, with the trigger."""
-    width, tokens = WIDTH - 2 * MARGIN, planned.estimate.tokens
-    scale = width / max(planned.settings.context_window, tokens, planned.trigger, 1)
+    width, tokens, window = WIDTH - 2 * MARGIN, planned.estimate.tokens, planned.settings.context_window
+    scale = width / max(window, tokens, planned.trigger, 1)
     at = MARGIN + max(planned.trigger, 0) * scale
     yield f'<rect class="rail" x="{MARGIN}" y="{y}" width="{width}" height="8"/>'
-    yield f'<rect x="{MARGIN}" y="{y}" width="{tokens * scale:.1f}" height="8" fill="#0072b2"/>'
+    yield f'<rect class="fill" x="{MARGIN}" y="{y}" width="{tokens * scale:.1f}" height="8"/>'
     yield f'<line class="line" x1="{at:.1f}" x2="{at:.1f}" y1="{y - 5}" y2="{y + 13}"/>'
-    yield _text(
-        MARGIN, y + 24, f"context {tokens:,.0f} of a window of {planned.settings.context_window:,}", "dim"
-    )
+    past = f", {tokens - window:,.0f} more than the window of" if tokens > window else " of a window of"
+    yield _text(MARGIN, y + 24, f"context {tokens:,.0f}{past} {window:,}", "dim")
     anchor, side = (' text-anchor="end"', -5) if at > WIDTH / 2 else ("", 5)
     yield f'<text class="mark" x="{at + side:.1f}" y="{y - 5}"{anchor}>trigger {planned.trigger:,.0f}</text>'
 
 
 def _legend(found: Sequence[Row], y: float) -> Iterator[str]:
     x = MARGIN
-    for role in dict.fromkeys(row.role for row in found):
+    for role in sorted({row.role for row in found}, key=lambda role: (_rank(role), role)):
         yield f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{_colour(role)}"/>'
         yield _text(x + 17, y, role)
         x += 40 + 8 * len(role)
-    yield _text(x, y, "pale: goes into the summary", "dim")
+    if any(row.place in GONE for row in found):
+        yield _text(x, y, "faded: goes into the summary", "dim")
 
 
 # ------------------------------------------------------------------------------------------- bars
@@ -189,10 +198,10 @@ def _row(bar: Stretch, y: float, largest: int) -> str:
     """Lines, what it is, the bar by role, its tokens, and the running total from the tail."""
     room = WIDTH - 2 * MARGIN - LABELS - 150
     lines = str(bar.first) if bar.first == bar.last else f"{bar.first}-{bar.last}"
-    what = bar.what if len(bar.what) <= 26 else f"{bar.what[:25]}…"
     parts = [
-        f'<text class="dim num" x="{MARGIN + 70}" y="{y + 11}">{lines}</text>',
-        _text(MARGIN + 80, y + 11, what),
+        _text(MARGIN + 70, y + 11, lines, "dim num"),
+        _text(MARGIN + 82, y + 11, bar.role),
+        _text(MARGIN + (148 if bar.role else 82), y + 11, _fitted(bar.what, 25), "dim"),
     ]
     x = float(MARGIN + LABELS)
     for role, tokens in bar.tokens.items():
@@ -205,7 +214,7 @@ def _row(bar: Stretch, y: float, largest: int) -> str:
 
 
 def _bar(x: float, y: float, width: float, height: float, role: str, place: str, tip: str) -> str:
-    pale = ' class="gone"' if place in ("summarise", "prefix", "previous") else ""
+    pale = ' class="gone"' if place in GONE else ""
     return (f'<rect{pale} x="{x:.2f}" y="{y}" width="{width:.2f}" height="{height}" fill="{_colour(role)}">'
             f"<title>{_safe(tip)}</title></rect>")  # fmt: skip
 
@@ -219,8 +228,14 @@ def _text(x: float, y: float, text: str, kind: str = "") -> str:
     return f'<text{named} x="{x}" y="{y}">{_safe(text)}</text>'
 
 
-def _shortened(text: str, most: int = 96) -> str:
-    return text if len(text) <= most else f"…{text[-most:]}"
+def _fitted(text: str, most: int) -> str:
+    """Its beginning, at most so many cells wide."""
+    widths = list(accumulate(map(_cells, text)))
+    return text if not widths or widths[-1] <= most else f"{text[: sum(at < most for at in widths)]}…"
+
+
+def _cells(character: str) -> int:
+    return 2 if east_asian_width(character) in "WF" else 1
 
 
 def _safe(text: str) -> str:

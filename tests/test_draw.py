@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from test_diag import A, T, U, settings, talk
 
 from haocompact import draw
@@ -108,3 +109,35 @@ def test_the_page_holds_the_picture():
     assert draw.svg(plan) in page
     assert page.startswith("<!doctype html>")
     assert "prefers-color-scheme: dark" in page
+
+
+def test_bars_of_several_messages_can_be_compared():
+    rows_ = [row for i in range(100) for row in ((T, 5), (A, i), (U, 9))]
+    made = draw.stretches(rows(planned(talk(*rows_), 0)), 10)
+    assert {tuple(part.tokens) for part in made if part.count > 2} == {("user", "assistant", "tool")}
+    assert {part.what for part in made} >= {"30 messages"}
+
+
+def test_a_single_message_is_named_by_its_role_too():
+    found = texts(draw.svg(planned(talk(*TALK), 12)))
+    at = found.index("result 120")
+    assert found[at - 2 : at] == ["3", "tool"]
+
+
+def test_the_legend_speaks_of_fading_only_where_something_fades():
+    faded = "faded: goes into the summary"
+    assert faded in texts(draw.svg(planned(talk(*TALK), 12)))
+    assert faded not in texts(draw.svg(planned(talk(*TALK), 500)))
+
+
+def test_a_context_past_its_window_says_by_how_much():
+    full = texts(draw.svg(planned(talk((U, 300), (A, 300)), 12, context_window=400)))
+    assert "context 600, 200 more than the window of 400" in full
+
+
+@pytest.mark.parametrize("name", ["会话" * 60, "x" * 200])
+def test_a_long_name_fits_beside_its_end(name):
+    head = texts(draw.svg(planned(talk((U, 3)), path=f"{name}.jsonl")))[0]
+    assert head.startswith("…")
+    assert head.endswith(".jsonl: openai, 1 message")
+    assert 90 < cell_len(head) <= 96
