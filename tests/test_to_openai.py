@@ -301,3 +301,40 @@ def test_several_conversations_a_file_are_refused(monkeypatch, capsys):
     path = ROOT / "samples/sharegpt/two-a-line.jsonl"
     assert run(monkeypatch, "compact", path, "--to", "openai") == 4
     assert "--to takes one at a time" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------- the system prompt
+PROMPTED = {
+    "anthropic-requests/tools.jsonl": "You repair instruments of a small weather service.",
+    "anthropic-requests/compaction-and-parallel.jsonl": "You work for a seed bank. Say which row shows it.",
+    "responses-requests/chinese.jsonl": "你是渡船公司的助手。数字要注明单位。",
+    "openai-requests/summary-first.jsonl": "You keep the register of a neighbourhood's tool library. Read cards with "
+    "read_card, change rows with set_row.",
+}
+
+
+@pytest.mark.parametrize("keep", [500, 100_000])
+@pytest.mark.parametrize("name", PROMPTED)
+def test_a_requests_system_prompt_is_the_first_message(name, keep, folder):
+    with open_source(str(ROOT / "samples" / name)) as source:
+        made = compact(source, request(folder, keep))
+    first, *rest = map(
+        json.loads, (made.output if isinstance(made, Compacted) else made.converted).splitlines()
+    )
+    assert first == {"role": "system", "content": PROMPTED[name]}
+    assert "system" not in [line["role"] for line in rest]
+
+
+@pytest.mark.parametrize("frame", ["", "body", "request"])
+def test_a_system_prompt_is_found_inside_a_frame(frame, folder):
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "Weigh it."}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "weigh", "input": {}}]},
+    ]
+    asked = {"system": [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}], "messages": turns}
+    data = json.dumps({frame: asked} if frame else asked).encode()
+    made = compact(Source("x", data), request(folder, 500))
+    first, *rest = map(json.loads, made.converted.splitlines())
+    assert first["role"] == "system"
+    assert [part["text"] for part in first["content"]] == ["A", "B"]
+    assert [line["role"] for line in rest] == ["user", "assistant"]

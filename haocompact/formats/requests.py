@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from haocompact.compaction import CompactionPreparation, Message
+from haocompact.compaction import CompactionPreparation, Message, Text
 from haocompact.errors import TranscriptError
 from haocompact.formats import anthropic, openai_chat, responses
-from haocompact.formats.session import Checkpoint, Json, Piece, ReadOptions, Session, WritableFormat
+from haocompact.formats.session import Checkpoint, Json, Piece, ReadOptions, Session, WritableFormat, texts_of
 from haocompact.records import Element, Elements, Record, Records
 
 AROUND = ((), ("body",), ("request",), ("request_params",))  # objects that may stand around the array
+PROMPTS = ("system", "instructions")  # Anthropic's and the Responses API's field beside the array
 PEEKED = 50  # elements that detection looks at
 
 
@@ -52,6 +53,7 @@ class Requests:
         assert path is not None
         session = self.inner.read(Elements(records.data[:], path), options)
         session.format = self.NAME
+        session.system[:0] = _prompts(records[found[0]].dict, path[:-1])
         return session
 
     def select(self, session: Session, plan: CompactionPreparation) -> list[int]:
@@ -68,6 +70,14 @@ class Requests:
 
     def message_of(self, record: Record) -> Message | None:
         return self.inner.message_of(record)
+
+
+def _prompts(obj: Json, path: Sequence[str]) -> list[Message]:
+    """The system prompt that stands beside the array, in the object at `path`: one message for each field."""
+    for key in path:
+        obj = obj[key]
+    texts = (texts_of(obj.get(name), block_types=("text", "input_text")) for name in PROMPTS)
+    return [Message("system", tuple(map(Text, found)), line=1) for found in texts if any(found)]
 
 
 def _array(obj: Json, path: Sequence[str]) -> list[Json]:
