@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from haocompact.compaction import (
     prepare_compaction,
 )
 from haocompact.errors import TranscriptError
+from haocompact.files import Source
 from haocompact.formats import codex
 from haocompact.formats.session import Checkpoint, ReadOptions, Session
+from haocompact.pipeline import Compacted, Request, compact
 from haocompact.records import Records, read
 
 ROOT = Path(__file__).parents[1]
@@ -584,6 +587,26 @@ def test_detection() -> None:
 def test_first_rollouts_are_refused() -> None:
     with pytest.raises(TranscriptError, match="bare items"):
         load(OLD.read_bytes())
+
+
+@pytest.mark.parametrize("states", [0, 3])
+def test_a_rollout_of_bare_items_is_told_and_refused_with_the_way_out(states: int, tmp_path: Path) -> None:
+    header = {
+        "id": "05997ac9-0e06-4251-8576-0000000000aa",
+        "timestamp": "2025-08-06T18:02:11.653Z",
+        "instructions": None,
+    }
+    items = [user("a"), answer(LONG), user("b"), *[{"record_type": "state"}] * states, answer("c" * 4000)]
+    source = Source("old.jsonl", b"".join(json.dumps(o).encode() + b"\n" for o in (header, *items)))
+    request = Request(CompactionSettings(keep_recent_tokens=20), archive=tmp_path / "a.db")
+    with pytest.raises(TranscriptError, match=r"bare items.*--format responses") as refused:
+        compact(source, request)
+    assert refused.value.exit_code == 4
+    with pytest.raises(TranscriptError, match="bare items"):
+        load(source.data[:])
+    made = compact(source, replace(request, format="responses"))
+    assert isinstance(made, Compacted)
+    assert made.output.startswith(source.data[: source.data.index(b"\n")])
 
 
 def test_fork_without_its_own_base_is_refused() -> None:

@@ -60,6 +60,11 @@ from haocompact.records import BOM, Record, Records, clean, dump, elements, spli
 NAME = "codex"
 LOCKS = "thread-writer-locks"  # folder of the client's home; it holds the lock of a thread that is loaded
 TITLE = "Codex CLI"
+BARE = (
+    "a Codex rollout of the first releases (bare items), which Codex itself can't resume: "
+    "--format responses compacts its items"
+)
+MIXED = {"responses": BARE}  # what it means when some lines are of this format and others of that one
 
 HEAD = "header: the first one is kept"
 MESSAGE = "message"
@@ -249,13 +254,19 @@ def kind_of(obj: Json) -> str:
 
 
 def sniff(obj: Json, first: bool) -> int:
-    if obj.get("record_type") == "state":
+    if _is_bare(obj):
         return 2
     if not isinstance(obj.get("payload"), dict) or not isinstance(obj.get("type"), str):
         return 0
     if not isinstance(obj.get("timestamp"), str):
         return 0
     return 2 if obj["type"] in ("response_item", "event_msg") or obj["type"] in KINDS else 1
+
+
+def _is_bare(obj: Json) -> bool:
+    """A header or state line of the first releases, whose items stand without envelope."""
+    header = "instructions" in obj and "type" not in obj and isinstance(obj.get("timestamp"), str)
+    return obj.get("record_type") == "state" or (header and isinstance(obj.get("id"), str))
 
 
 # --------------------------------------------------------------------------------------- reading
@@ -287,7 +298,7 @@ def _line(session: Session, record: Record) -> str:
     obj, index = record.dict, record.number - 1
     payload = obj.get("payload")
     if record.note or not isinstance(payload, dict):
-        state.bare |= obj.get("record_type") == "state"
+        state.bare |= _is_bare(obj)
         return UNREAD if obj or record.fault or record.note else EVENT
     stamp = _envelope(state, obj)
     kind = str(obj.get("type"))
@@ -578,7 +589,7 @@ def _refuse(session: Session) -> None:
     """Files that hold no history, or only a part of it. Raises TranscriptError."""
     state: State = session.state
     if state.bare and state.head is None and not state.steps:
-        raise TranscriptError("a rollout of the first releases (bare items): its own client refuses it, too")
+        raise TranscriptError(BARE)
     origin = state.meta.get("history_base")
     whole = any(isinstance(step, Compacted) and step.whole for step in state.steps)
     if isinstance(origin, dict) and not whole:

@@ -122,9 +122,10 @@ def converts(planned: Planned, request: Request) -> bool:
 
 
 def _undecided(planned: Planned) -> TranscriptError:
-    others = ", ".join(planned.mixed)
-    return TranscriptError(f"some lines are {planned.session.format}, others {others}: name one with --format",
-                           path=planned.path)  # fmt: skip
+    name, others = planned.session.format, ", ".join(planned.mixed)
+    meant = getattr(FORMATS[planned.mixed[0]], "MIXED", {}).get(name)
+    reason = meant or f"some lines are {name}, others {others}: name one with --format"
+    return TranscriptError(reason, path=planned.path)
 
 
 def _skipped(
