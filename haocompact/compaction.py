@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import chain
 
 from haocompact.cjk import cjk_quarters
 from haocompact.errors import UsageError
@@ -457,7 +458,7 @@ def cut_obstacles(messages: Sequence[Message], *, repair: bool = True) -> list[s
     """
     obstacles: list[str | None] = [None] * len(messages)
     if repair:
-        for name, first, last in (*_group_spans(messages), *_pair_spans(messages)):
+        for name, first, last in chain(_group_spans(messages), _pair_spans(messages)):
             obstacles[first + 1 : last + 1] = [name] * (last - first)
     points = set(find_valid_cut_points(messages, 0, len(messages), repair=repair))
     for i, message in enumerate(messages):
@@ -476,13 +477,11 @@ def _group_spans(messages: Sequence[Message]) -> Iterable[tuple[str, int, int]]:
 
 def _pair_spans(messages: Sequence[Message]) -> Iterable[tuple[str, int, int]]:
     calls: dict[str, int] = {}
-    spans: list[tuple[str, int, int]] = []
     for i, message in enumerate(messages):
         parts = message.parts
         if message.role == "assistant":
             calls.update((p.id, i) for p in parts if isinstance(p, ToolCall) and p.id is not None)
-        spans += [("pair", calls[p.id], i) for p in parts if isinstance(p, ToolResult) and p.id in calls]
-    return spans
+        yield from (("pair", calls[p.id], i) for p in parts if isinstance(p, ToolResult) and p.id in calls)
 
 
 def _call_ids(message: Message) -> list[str]:

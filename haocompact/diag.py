@@ -10,7 +10,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from heapq import nlargest
+from itertools import accumulate, compress, pairwise
 
 from haocompact.compaction import (
     COMPACTION_SUMMARY,
@@ -157,13 +158,13 @@ def diagnose(messages: Sequence[Message], settings: CompactionSettings,
     if outcome.cut is None or settings.strategy != "keep-recent":
         return found
     obstacles = cut_obstacles(compactable, repair=settings.repair)
-    pairs = [*zip(compactable, obstacles, strict=True)]
-    valid = next(iter(_lines(("valid", m) for m, obstacle in pairs if obstacle is None)), None)
+    free = compress(compactable, (obstacle is None for obstacle in obstacles))
+    valid = next(iter(_lines(("valid", m) for m in free)), None)
     return replace(
         found,
         walk=_walk(compactable, settings, outcome.cut, obstacles) if valid else None,
         valid=valid or Lines("valid", 0, ()),
-        obstacles=_lines((obstacle, m) for m, obstacle in pairs if obstacle is not None),
+        obstacles=_lines((o, m) for o, m in zip(obstacles, compactable, strict=True) if o is not None),
     )
 
 
@@ -202,7 +203,7 @@ def _head(messages: Sequence[Message]) -> int:
 
 
 def _heaviest(messages: Sequence[Message], settings: CompactionSettings) -> tuple[tuple[int, str, int], ...]:
-    top = sorted(((m.tokens(settings.estimator), -m.line, m.role) for m in messages), reverse=True)[:3]
+    top = nlargest(3, ((m.tokens(settings.estimator), -m.line, m.role) for m in messages))
     return tuple((-line, role, tokens) for tokens, line, role in top if tokens)
 
 
