@@ -107,9 +107,11 @@ def test_the_hook_of_claude_code_runs(stage):
         pytest.skip("jq is not installed")
     (block,) = re.findall(r"```json\n(.*?)```", TEXT, re.S)
     (hook,) = json.loads(block)["hooks"]["PreCompact"][0]["hooks"]
-    told = json.dumps({"transcript_path": "sessions/claude/chinese.jsonl", "trigger": "auto"})
+    told = {"session_id": "s", "transcript_path": f"{stage.folder}/sessions/claude/chinese.jsonl", "cwd": "/",
+            "permission_mode": "default", "hook_event_name": "PreCompact", "trigger": "auto",
+            "custom_instructions": None}  # fmt: skip
     done = stage.run(
-        f"printf %s '{told}' | HAOCOMPACT_KEEP_RECENT=500 bash -c {shlex.quote(hook['command'])}"
+        f"printf %s {shlex.quote(json.dumps(told))} | HAOCOMPACT_KEEP_RECENT=500 sh -c {shlex.quote(hook['command'])}"
     )
     assert (done.returncode, done.stdout) == (0, "")
     (made,) = (stage.folder / ".home/.claude/compacted").iterdir()
@@ -123,11 +125,13 @@ def test_the_extension_for_pi_runs(stage):
     (stage.folder / "extension.mjs").write_text(block, "utf-8")
     (stage.folder / "run.mjs").write_text(
         'import extension from "./extension.mjs";\n'
-        'const ctx = { sessionManager: { getSessionFile: () => "sessions/pi/weather-station.jsonl" } };\n'
-        "extension({ on: (name, hook) => console.log(JSON.stringify([name, hook({}, ctx) ?? null])) });\n",
+        'const file = "sessions/pi/weather-station.jsonl";\n'
+        'const ctx = { sessionManager: { getSessionFile: () => file, getLeafId: () => "b065c66f" } };\n'
+        "const event = { preparation: { settings: { keepRecentTokens: Number(process.argv[2]) } } };\n"
+        "extension({ on: (name, hook) => console.log(JSON.stringify([name, hook(event, ctx) ?? null])) });\n",
         "utf-8",
     )
-    done = stage.run("HAOCOMPACT_KEEP_RECENT=2000 node run.mjs && node run.mjs")
+    done = stage.run("node run.mjs 2000 && node run.mjs 20000")
     assert done.returncode == 0, done.stdout
     (name, made), (_, skipped) = map(json.loads, done.stdout.splitlines())
     assert name == "session_before_compact"
