@@ -6,17 +6,18 @@ the first kept one.
 """
 
 import json
+import re
 
 import pytest
 from judged import FILES, FORMAT, data_of, keeps
 from replay import is_context, pi_path
 
-from haocompact.compaction import CHARS, CompactionSettings
+from haocompact.compaction import CHARS, CompactionSettings, ToolCall
 from haocompact.errors import TranscriptError
 from haocompact.files import Source
-from haocompact.formats import FORMATS
+from haocompact.formats import FORMATS, detect
 from haocompact.formats.session import ReadOptions
-from haocompact.pipeline import Compacted, Request, compact, figures
+from haocompact.pipeline import Compacted, Request, compact, conversations, figures
 from haocompact.records import read
 
 TAIL = "archived before the cut, kept behind it"
@@ -314,3 +315,42 @@ def test_unknown_kinds_are_carried_through_and_counted(form):
     assert told["unknown_kinds"] == {CALLED.get(form, "mood"): 2}
     assert any("unknown kind" in warning["text"] for warning in told["warnings"])
     assert all(line in result.output for line in strange)
+
+
+# --------------------------------------------------------------------------------------- the samples
+NATIVE = {  # formats with a compaction of their client's or API's own, or with our summary in front: its mark
+    "pi": b'"type":"compaction"', "claude": b'"compact_boundary"', "codex": b'"compacted"',
+    "berry": b"compaction/surface", "haocode": b"compaction_summary", "anthropic": b'"type":"compaction"',
+    "anthropic-requests": b'"type": "compaction"', "responses": b'"type": "compaction"',
+    "responses-requests": b'"type": "compaction"', "openai": b"[haocompact] Summary of",
+    "openai-requests": b"[haocompact] Summary of", "openhands": b"Condensation", "gemini": b'"$set"',
+}  # fmt: skip
+ONE_CALL = ("sharegpt",)  # a turn of it holds one call
+CJK = re.compile("[\u4e00-\u9fff]{4}")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_each_format_has_samples_of_every_sort(form):
+    """At least three: one in Chinese, one with parallel calls, one that was compacted before."""
+    paths = [p for n, p in FILES.items() if FORMAT[n] == form and p.parent.parent.name == "samples"]
+    assert len(paths) >= 3
+    assert any(CJK.search(p.read_text("utf-8")) for p in paths)
+    assert form in ONE_CALL or any(map(has_parallel_calls, paths))
+    assert form not in NATIVE or any(NATIVE[form] in p.read_bytes() for p in paths)
+
+
+def has_parallel_calls(path):
+    """Whether a second call follows a call that has no result yet."""
+    waiting = 0
+    for message in (
+        m for part in conversations(Source(path.name, data_of(path)), Request()) for m in talk(part)
+    ):
+        calls = sum(isinstance(part, ToolCall) for part in message.parts)
+        if waiting + calls > 1:
+            return True
+        waiting = waiting + calls if calls or message.role == "assistant" else 0
+    return False
+
+
+def talk(source):
+    return FORMATS[detect(source.records).name].read(source.records, ReadOptions()).messages
