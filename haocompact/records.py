@@ -192,13 +192,24 @@ class Records(Sequence[Record]):
     def __getitem__(self, index: int | slice) -> Record | list[Record]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return self._record(range(len(self))[index])
+        index = range(len(self))[index]
+        return self._made(index, self.raw(index))
 
-    def _record(self, index: int) -> Record:
-        return Record(index + 1, self.raw(index))
+    def _made(self, index: int, raw: bytes) -> Record:
+        return Record(index + 1, raw)
 
     def __iter__(self) -> Iterator[Record]:
-        return map(self._record, range(len(self)))
+        return map(self._made, range(len(self)), self.raws(range(len(self))))
+
+    def raws(self, indexes: Iterable[int]) -> Iterator[bytes]:
+        """The bytes of these lines, terminators included; ascending ones are read together."""
+        ends, block, first, last = self._ends, b"", 0, 0
+        for index in indexes:
+            start, end = ends[index - 1] if index else 0, ends[index]
+            if start < first or end > last:
+                block = self.data[start : max(end, start + FileBytes.WINDOW)]
+                first, last = start, start + len(block)
+            yield block[start - first : end - first]
 
     def raw(self, index: int) -> bytes:
         """The bytes of line `index` (0-based), terminator included."""
@@ -256,10 +267,10 @@ class Elements(Records):
         starts = [start for start, _ in spans] + ([spans[-1][1]] if spans else [])
         self._ends = array("Q", [*starts, len(document)])
 
-    def _record(self, index: int) -> Record:
+    def _made(self, index: int, raw: bytes) -> Record:
         if 0 < index < len(self) - 1:
-            return Element(index + 1, self.raw(index))
-        frame = Record(index + 1, self.raw(index))
+            return Element(index + 1, raw)
+        frame = Record(index + 1, raw)
         frame._parsed, frame._obj = True, {}
         return frame
 

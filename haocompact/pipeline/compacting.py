@@ -256,8 +256,7 @@ def _address(adapter: Format, session: Session, outcome: CompactionPreparation,
         hash, chars = own(session, outcome)
         return hash, chars
     digest, chars = hashlib.sha256(), 0
-    for index in gone:
-        raw = session.records.raw(index)
+    for raw in session.records.raws(gone):
         digest.update(raw)
         chars += len(raw.decode("utf-8", "replace"))
     return digest.hexdigest()[:16], chars
@@ -393,7 +392,6 @@ def store(result: Compacted, place: str = "", level: int | None = None) -> Segme
         return None
     records, gone = result.planned.session.records, result.gone
     with Archive.open(result.archive, create=True, level=level or DEFAULT_LEVEL) as archive:
-        return archive.store(result.run, (records.raw(i) for i in gone),
-                             (records.raw(i) for i in removed(len(records), gone)),
+        return archive.store(result.run, records.raws(gone), records.raws(removed(len(records), gone)),
                              messages=result.messages, chars=result.chars,
                              message_lines=result.message_lines, place=absolute(place) if place else "")  # fmt: skip
