@@ -1,5 +1,7 @@
 """Judges that know the formats from their description only: what we read and write is what a client shows."""
 
+import json
+
 import pytest
 from judged import (
     APPENDABLE,
@@ -75,6 +77,29 @@ def test_a_compacted_session_has_no_orphan_that_the_original_had_not(outcomes):
         before = unpaired(said(outcome.planned.session.messages))
         assert set(orphans) <= set(before[0])
         assert set(unanswered) <= set(before[1])
+
+
+def test_what_a_model_signed_stands_as_it_was(outcomes):
+    """A signature holds for the block's own bytes: each of the new file is one of the old file's."""
+    for outcome in outcomes:
+        old = set(signed(bytes(outcome.planned.session.records.data[:])))
+        assert set(signed(outcome.path.read_bytes())) <= old
+
+
+def signed(data):
+    """Every object with a signature, or with content that only its API can read, as JSON."""
+    waiting = list(objects(data))
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict) and value.keys() & {"signature", "thinkingSignature", "encrypted_content"}:
+            yield json.dumps(value)
+        elif isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+
+
+def test_signed_blocks_are_there_to_be_judged():
+    has = {form for name, form in FORMAT.items() if form in READERS and any(signed(data_of(FILES[name])))}
+    assert has >= {"pi", "claude", "codex", "anthropic"}
 
 
 def test_an_appended_session_begins_with_its_old_bytes(outcomes):
