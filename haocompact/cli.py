@@ -580,7 +580,7 @@ class DiagCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         following = [*args[1:], ""]
         bare = [word == "--log" and (not after or (after != "-" and after.startswith("-")))
-                for word, after in zip(args, following, strict=True)]  # fmt: skip
+                for word, after in zip(args, following, strict=False)]  # fmt: skip
         words = ["--read-log" if is_bare else word for word, is_bare in zip(args, bare, strict=True)]
         return super().parse_args(ctx, words)
 
@@ -773,7 +773,7 @@ def retrieve(
             if found.segments or found.missing:
                 _print(show.directory_table(found))
             else:
-                print(f"nothing is archived for {show.visible(path)}")
+                print(f"nothing is archived for {show.place(path)}")
 
 
 # --------------------------------------------------------------------------------------- helpers
@@ -1004,7 +1004,7 @@ def _plan(source: Source, request: Request, quiet: bool, verbose: bool = False) 
 
     planned = pipeline.plan(source, request)
     for line in pipeline.warnings_of(planned, everything=verbose):
-        _note(f"warning: {show.visible(line)}", quiet)
+        _note(f"warning: {show.place(line)}", quiet)
     return planned
 
 
@@ -1187,9 +1187,9 @@ def _told(
         elif one.asks is not None:
             print("\n".join(show.asks_text(one, prompts)), flush=True)
         for warning in one.warnings:
-            _note(f"warning: {show.visible(warning)}", quiet)
+            _note(f"warning: {show.place(warning)}", quiet)
         if one.degraded is not None:
-            _note(f"degraded: {show.visible(one.path)}: the summary failed ({show.visible(one.degraded)}); "
+            _note(f"degraded: {show.place(one.path)}: the summary failed ({show.visible(one.degraded)}); "
                   "an excerpt stands in its place")  # fmt: skip
         for line in (show.redacted_line(one), show.spent_line(one)):
             _note(line, quiet)
@@ -1265,7 +1265,7 @@ def _export(request: Request, folder: Path, as_json: bool) -> None:
         if as_json:
             print(show.dumps(show.exported_json(one)))
         elif one.error is None:
-            print(f"{show.visible(str(one.path))}  from {show.visible(one.run.source)}, {one.run.created}")
+            print(f"{show.visible(str(one.path))}  from {show.place(one.run.source)}, {one.run.created}")
         else:
             _note(_error_line(one.error))
     if failed:

@@ -41,7 +41,8 @@ class HaoError(Exception):
         self.line = line
 
     def __str__(self) -> str:
-        place = ":".join(str(p) for p in (self.path, self.line) if p is not None)
+        path = "(stdin)" if self.path == "-" else self.path
+        place = ":".join(str(p) for p in (path, self.line) if p is not None)
         text = " ".join(str(self.args[0]).split())
         return f"{place}: {text}" if place else text
 

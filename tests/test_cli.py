@@ -277,7 +277,7 @@ def test_arguments_deeper_than_the_fast_parser_reads(tmp_path, depth):
     )
     deep = call.replace('"DEEP"', '{"a":' * depth + "1" + "}" * depth).encode() + b"\n"
     found = process("plan", "-", *KEEP, stdin=deep + CHAT)
-    assert found.lines == ["warning: -:1: nested too deeply: kept as it is, not read"]
+    assert found.lines == ["warning: (stdin):1: nested too deeply: kept as it is, not read"]
 
 
 def test_a_line_of_200_megabytes(tmp_path):
@@ -1362,3 +1362,22 @@ def test_a_range_inside_the_planned_one(run):
     assert (outside.code, os.path.exists("p.jsonl")) == (2, False)
     assert "is not inside the planned range" in outside.err
     assert run("compact", "s.jsonl", "-o", "p.jsonl", "--range", inner, *KEEP).code == 2
+
+
+# ------------------------------------------------------------------------------------------ stdin
+def test_what_comes_through_a_pipe_is_named_so(run):
+    data = jsonl(chat(30, 100))
+    known = ("--archive", "a.db", "--log", "log")
+    done = run("compact", *KEEP, *known, stdin=data)
+    assert "(stdin): " in done.err
+    assert b"  (stdin)\n" in run("retrieve", "--archive", "a.db", stdin=done.out).out
+    assert run("plan", *KEEP, "-", stdin=data).out.startswith(b"(stdin): openai, ")
+    found = run("diag", "--log", "log", "-", stdin=jsonl(chat(2, 10)))
+    assert found.out.startswith(b"(stdin): openai, ")
+    assert b"  (stdin)\n" in run("diag", "--log", "log").out
+    assert run("plan", stdin=b"junk\n").err.startswith("haocompact: (stdin): unknown format")
+    assert run("plan", "--json", *KEEP, stdin=data).json[0]["path"] == "-"
+
+
+def test_diag_without_a_word_reads_stdin(run):
+    assert run("diag", stdin=b"").code == 4

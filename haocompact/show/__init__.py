@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from haocompact.show.text import *  # noqa: F403
 
 _NAMES = {  # module -> what it is asked for here
-    "text": "VERSION dumps error_json near printable visible",
+    "text": "VERSION dumps error_json near place printable visible",
     "plans": "FOLD_ENDS OVERLAP ROWS_IN_JSON Row plan_figures plan_json plan_table rows title turn_rows what",
     "diagnoses": "diag_json diag_text why_text",
     "logs": "entry_json entry_line log_json log_text log_totals",

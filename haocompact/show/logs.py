@@ -9,7 +9,7 @@ from haocompact.diag import (
     known_cause,
     plural,
 )
-from haocompact.show.text import VERSION, visible
+from haocompact.show.text import VERSION, place, visible
 from haocompact.skiplog import Group, Log, LogEntry, grouped
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def log_text(log: Log) -> list[str]:
         words = TITLES.get(known_cause(sub or branch), "")
         lines.append(f"{' '.join(filter(None, (branch, sub)))}{f': {words}' if words else ''}")
         lines += [
-            f"{g.count:7,}  {_when(g.first)}  {_when(g.last)}  {visible(g.source or '-')}" for g in found
+            f"{g.count:7,}  {_when(g.first)}  {_when(g.last)}  {place(g.source) if g.source else '-'}"
+            for g in found
         ]
         lines.append("")
     if lines:
@@ -56,9 +57,14 @@ def _iso(entry: LogEntry) -> str:
     return entry.moment.isoformat(timespec="milliseconds") if entry.moment else entry.time
 
 
+def _source(path: str | None) -> str:
+    """A dash where the line names none: Haocode's do not."""
+    return place(path) if path else "-"
+
+
 def entry_line(entry: LogEntry) -> str:
     cause = f"{entry.branch}{f' {entry.sub}' if entry.sub else ''}"
-    return f"{_when(entry)}  {cause}  {visible(entry.source or '-')}"
+    return f"{_when(entry)}  {cause}  {_source(entry.source)}"
 
 
 def entry_json(entry: LogEntry) -> dict[str, Any]:

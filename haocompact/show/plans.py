@@ -28,7 +28,7 @@ from haocompact.diag import (
     told,
 )
 from haocompact.pipeline import Planned, figures
-from haocompact.show.text import VERSION, new_table, number, visible
+from haocompact.show.text import VERSION, new_table, number, place, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -202,7 +202,7 @@ def _folded(items: Sequence[Row | int], everything: bool) -> Iterator[Row | int]
 
 def title(planned: Planned) -> str:
     count = told(m for m in planned.session.messages if m.kind != COMPACTION_SUMMARY)
-    return f"{visible(planned.path)}: {planned.session.format}, {plural(count, 'message')}"
+    return f"{place(planned.path)}: {planned.session.format}, {plural(count, 'message')}"
 
 
 def plan_figures(planned: Planned) -> list[str]:

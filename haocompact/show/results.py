@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from haocompact.batch import Totals, skip_cause
-from haocompact.show.text import VERSION, error_json, printable, visible
+from haocompact.show.text import VERSION, error_json, place, printable, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def done_line(done: Done) -> str:
     """One line about one transcript of a batch."""
-    path = visible(done.path)
+    path = place(done.path)
     if done.error is not None:
         return f"{path}: {visible(str(done.error))}"
     if done.skip is not None:
@@ -75,7 +75,7 @@ def batch_table(report: BatchReport) -> RenderableType:
         shown = sorted(shown, key=lambda row: weight[id(row)], reverse=True)[:ROWS_SHOWN]
     for path, result, before, after, what in shown:
         sizes = ("", "") if result == "failed" else (f"{before:,}", f"{after:,}")
-        table.add_row(RichText(visible(path)), result, *sizes, RichText(visible(what)))
+        table.add_row(RichText(place(path)), result, *sizes, RichText(visible(what)))
     if len(shown) < len(report.rows):
         table.add_row(f"... {len(report.rows) - len(shown):,} more (--json lists them all)")
     return table
@@ -108,7 +108,7 @@ def asks_text(done: Done, prompts: bool) -> list[str]:
     many = f"{len(asks)} request{'s' * (len(asks) != 1)}"
     cost = "" if done.cost is None else f", cost at most {done.cost:.6g}"
     whom = visible(done.report.asked if done.report and done.report.asked else done.summarizer)
-    lines = [f"{visible(done.path)}: {many} to {whom}, about {sent:,} tokens in, "
+    lines = [f"{place(done.path)}: {many} to {whom}, about {sent:,} tokens in, "
              + (f"at most {received:,} out" if received else "no limit on the output") + cost]  # fmt: skip
     for ask in asks:
         limit = f"{ask.max_tokens:,}" if ask.max_tokens else "no limit"
@@ -127,7 +127,7 @@ def spent_line(done: Done) -> str | None:
     about = "about " if report.estimated else ""
     reused = f", {report.reused} answered before" if report.reused else ""
     cost = "" if done.cost is None else f", cost {done.cost:.6g}"
-    return (f"{visible(done.path)}: {report.requests} requests{reused}, {about}{report.input_tokens:,} tokens in, "
+    return (f"{place(done.path)}: {report.requests} requests{reused}, {about}{report.input_tokens:,} tokens in, "
             f"{report.output_tokens:,} out{cost}")  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def redacted_line(done: Done) -> str | None:
     if not found:
         return None
     kinds = ", ".join(f"{count} {kind}" for kind, count in found.items())
-    return f"{visible(done.path)}: masked in what is sent: {kinds}"
+    return f"{place(done.path)}: masked in what is sent: {kinds}"
 
 
 def done_json(done: Done, prompts: bool = False) -> dict[str, Any]:

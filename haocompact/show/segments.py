@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from haocompact.show.text import VERSION, error_json, near, new_table, visible
+from haocompact.show.text import VERSION, error_json, near, new_table, place, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,7 +21,7 @@ def directory_table(found: Directory) -> RenderableType:
     table = new_table(("hash", "left"), ("messages", "right"), ("characters", "right"), ("created", "left"),
                    ("source", "left"), wrap="source")  # fmt: skip
     for s in found.segments:
-        source = "in this transcript" if s.hash in found.in_log else visible(near(s.source))
+        source = "in this transcript" if s.hash in found.in_log else place(near(s.source))
         numbers = (f"{s.messages:,}", f"{s.chars:,}", visible(s.created))  # a log may say anything
         table.add_row(RichText(visible(s.hash)), *numbers, RichText(source))
     for hash in found.missing:
@@ -47,7 +47,7 @@ def stats_json(path: Path, stats: Stats) -> dict[str, Any]:
 
 
 def run_line(run: Run) -> str:
-    return f"{run.hash}  {run.created}  {run.input_size:,} bytes  {visible(run.source)}"
+    return f"{run.hash}  {run.created}  {run.input_size:,} bytes  {place(run.source)}"
 
 
 def run_json(run: Run) -> dict[str, Any]:

@@ -23,6 +23,11 @@ def visible(text: str) -> str:
     return _UNSAFE.sub(lambda m: m.group().encode("unicode_escape").decode("ascii"), text)
 
 
+def place(text: str) -> str:
+    """A path, or a line that begins with one, as it is shown: `-` is (stdin)."""
+    return re.sub("^-(?=:|$)", "(stdin)", visible(text))
+
+
 def printable(text: str) -> str:
     """As `visible`, but lines stay lines."""
     return "\n".join(visible(line.replace("\t", "    ")) for line in text.split("\n"))
