@@ -17,6 +17,7 @@ from typer.main import get_group
 
 from haocompact import __version__
 from haocompact.errors import DamagedArchive, HaoError, NothingToCompact, TranscriptError, UsageError
+from haocompact.stages import heard, stage
 
 if TYPE_CHECKING:
     from haocompact.batch import Choice
@@ -190,11 +191,14 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every warning, every detail.")]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Every warning and detail; what was done, and how long it took."),
+]
 Cooldown = Annotated[
     float, typer.Option(min=0, help="With --if-needed: seconds since this transcript's last compaction.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notes and warnings on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors on stderr.")]
 
 
 def _version(wanted: bool) -> None:
@@ -256,6 +260,7 @@ def plan(
 
     if show_settings:
         return _show_settings(context, as_json)
+    context.with_resource(_telling(context, paths, quiet, verbose))
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
     found: list[bool] = []
 
@@ -538,6 +543,7 @@ def compact(
     as_json: AsJson = False,
     check: Check = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Replace the old part by a summary; a skip passes the input through unchanged.
 
@@ -561,6 +567,8 @@ def compact(
         raise UsageError("--to writes another file beside the transcript: it does not go with "
                          f"{'--in-place' if in_place else '--append'}")  # fmt: skip
     where = _one_target(output, output_dir, in_place, dry_run)
+    verbose = verbose and not quiet
+    context.with_resource(_telling(context, paths, quiet, verbose))
     if where == "stdout" and as_json and not dry_run:
         raise UsageError(
             "--json goes with -o, --output-dir, --in-place or --dry-run: stdout carries the transcript"
@@ -569,9 +577,11 @@ def compact(
         from haocompact.batch import Choice
 
         choice = Choice(min_age, older_than or 0, tuple(include or ()), tuple(exclude or ()))
-        return _in_place(paths, request, choice, jobs, dask, as_json, quiet, check, dry_run, show_prompt)
+        return _in_place(
+            paths, request, choice, jobs, dask, as_json, quiet, verbose, check, dry_run, show_prompt
+        )
     done = _to_targets(paths, request, where, output, output_dir, dry_run)
-    _finish(list(_told(done, as_json, quiet, show_prompt)), check)
+    _finish(list(_told(done, request, as_json, quiet, verbose, show_prompt)), check)
 
 
 class DiagCommand(TyperCommand):
@@ -645,6 +655,7 @@ def diag(
         return _show_log(log or _log_path(), since, follow, as_json)
     if since or follow:
         raise UsageError("--since and --follow go with --log")
+    context.with_resource(_telling(context, paths, quiet, verbose))
     settings = _settings(keep_recent, reserve, window, estimator, compat, strategy, tail_keep)
     request = _request(settings, format, leaf, branch=branch, log=log or _log_path(), if_needed=if_needed,
                        cooldown=cooldown, archive=archive or _archive_path())  # fmt: skip
@@ -668,7 +679,8 @@ def _diagnosed(source: Source, request: Request, as_json: bool, quiet: bool, ver
     if request.if_needed and _compactable(planned):
         planned = pipeline.as_needed(planned, request)
     planned = pipeline.as_compacted(planned)
-    found = pipeline.explain(planned)
+    with stage("explain"):
+        found = pipeline.explain(planned)
     if isinstance(planned.outcome, NoCompaction):
         _note(compaction_line(planned.outcome), quiet)
         _note(pipeline.record_skip(planned.outcome, source.path, request), quiet)
@@ -679,6 +691,7 @@ def _diagnosed(source: Source, request: Request, as_json: bool, quiet: bool, ver
 
 @app.command()
 def retrieve(
+    context: typer.Context,
     path: Annotated[str, typer.Argument(help="A compacted transcript, - for stdin, or a hash alone.")] = "-",
     hash: Annotated[
         str | None,
@@ -727,6 +740,8 @@ def retrieve(
     archive: Archives = None,
     lang: LangOption = Lang.en,
     as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Bring archived originals back: list them, show one in windows, restore the file.
 
@@ -739,6 +754,7 @@ def retrieve(
     request = _request(
         _settings(), format, None, archives=tuple(archive or [_archive_path()]), lang=lang.value
     )
+    context.with_resource(_telling(context, [path], quiet, verbose))
     if verify:
         return _verify(request, as_json)
     if stats:
@@ -758,7 +774,8 @@ def retrieve(
         elif raw:
             _send(pipeline.raw_segment(hash, request, path), output)
         else:
-            text = pipeline.window_text(hash, request, from_message, budget, path)
+            with stage("look up"):
+                text = pipeline.window_text(hash, request, from_message, budget, path)
             print(show.dumps({"version": 1, "hash": hash, "text": text}) if as_json else show.printable(text))
         return
     with files.open_source(path, sys.stdin.buffer) as source:
@@ -1002,7 +1019,9 @@ def _nearest(key: str, known: list[str]) -> str:
 def _plan(source: Source, request: Request, quiet: bool, verbose: bool = False) -> Planned:
     from haocompact import pipeline, show
 
-    planned = pipeline.plan(source, request)
+    with stage("read and plan"):
+        planned = pipeline.plan(source, request)
+    _note(show.format_line(planned.path, planned.session.format, request.format), quiet or not verbose)
     for line in pipeline.warnings_of(planned, everything=verbose):
         _note(f"warning: {show.place(line)}", quiet)
     return planned
@@ -1116,7 +1135,8 @@ def _one_name_each(names: list[str], folder: Path, to: str) -> None:
 
 
 def _in_place(paths: list[str] | None, request: Request, choice: Choice, jobs: int, dask: str | None,
-              as_json: bool, quiet: bool, check: bool, dry_run: bool, prompts: bool) -> None:  # fmt: skip
+              as_json: bool, quiet: bool, verbose: bool, check: bool, dry_run: bool,
+              prompts: bool) -> None:  # fmt: skip
     """One file that is named is reported as such; several, or a folder, are a batch with a table and totals."""
     from contextlib import ExitStack
 
@@ -1133,9 +1153,10 @@ def _in_place(paths: list[str] | None, request: Request, choice: Choice, jobs: i
         cluster = stack.enter_context(batch.connect(dask)) if dask else None
         results = batch.run(items, request, jobs, dry_run=dry_run, cluster=cluster)
         if not many:
-            return _finish(list(_told(results, as_json, quiet, prompts)), check)
+            return _finish(list(_told(results, request, as_json, quiet, verbose, prompts)), check)
+        stack.enter_context(heard())
         advance = stack.enter_context(_progress(len(items), as_json, quiet))
-        for done in _told(results, as_json, quiet, prompts, in_batch=True):
+        for done in _told(results, request, as_json, quiet, verbose, prompts, in_batch=not verbose):
             report.add(done)
             advance()
     if as_json:
@@ -1175,9 +1196,15 @@ def _progress(total: int, as_json: bool, quiet: bool) -> Iterator[Callable[[], N
 
 
 def _told(
-    done: Iterator[Done], as_json: bool, quiet: bool, prompts: bool, in_batch: bool = False
+    done: Iterator[Done],
+    request: Request,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    prompts: bool,
+    in_batch: bool = False,
 ) -> Iterator[Done]:
-    """Report each result as it comes: JSON lines on stdout, or notes on stderr; in a batch errors and warnings."""
+    """Report each result as it comes: JSON lines on stdout, notes on stderr; of a batch only errors and warnings."""
     from haocompact import diag as lines
     from haocompact import show
 
@@ -1198,6 +1225,8 @@ def _told(
         elif not in_batch and one.asks is None:
             _note(lines.compaction_line(one.skip) if one.skip is not None else None, quiet)
             _note(show.done_line(one), quiet)
+        for line in show.detail_lines(one, request.format) if verbose else ():
+            _note(line)
         yield one
 
 
@@ -1300,8 +1329,8 @@ def _send(chunks: Iterator[bytes], output: Path | None) -> None:
     from haocompact import files
 
     if output is not None:
-        files.write_stream(output, chunks)
-        return
+        with stage("restore"):
+            return files.write_stream(output, chunks)
     for chunk in chunks:
         sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()
@@ -1323,7 +1352,60 @@ def _print(renderable: Any) -> None:
 
 def _note(line: str | None, quiet: bool = False) -> None:
     if line and not quiet:
+        _STATUS.erase()
         print(line, file=sys.stderr)
+
+
+class _Status:
+    """The stage of long work, on the last line of a terminal for as long as it lasts."""
+
+    drawn = False
+
+    def __call__(self, name: str, seconds: float | None) -> None:
+        self.erase()
+        if seconds is None and not (name == "write" and sys.stdout.isatty()):
+            print(f"{name} ...", end="", file=sys.stderr, flush=True)
+            self.drawn = True
+
+    def erase(self) -> None:
+        if self.drawn:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self.drawn = False
+
+
+_STATUS = _Status()
+LONG = 8 << 20  # bytes of a transcript that takes long enough to be told what goes on
+
+
+@contextmanager
+def _telling(context: typer.Context, paths: list[str] | None, quiet: bool, verbose: bool) -> Iterator[None]:
+    """With --verbose the settings, and what each stage took; else on a terminal the stage that long work is at."""
+    if verbose and not quiet:
+        _note(_settings_line(context))
+        with heard(lambda name, seconds: _note(None if seconds is None else f"{seconds:8.2f} s  {name}")):
+            yield
+    elif not quiet and sys.stderr.isatty() and any(map(_is_long, paths or ["-"])):
+        with heard(_STATUS):
+            yield
+    else:
+        yield
+
+
+def _is_long(path: str) -> bool:
+    return path == "-" or (os.path.isfile(path) and os.path.getsize(path) >= LONG)
+
+
+UNTOLD = ("quiet", "verbose", "command", "instructions")  # the last two may say what nobody else need read
+
+
+def _settings_line(context: typer.Context) -> str:
+    """The settings that are no defaults, each with its source; all of them: plan --show-settings."""
+    from haocompact import show
+
+    root: Any = context.parent
+    found = [_setting(context, root.default_map or {}, context.command, param) for param in context.command.params
+             if param.opts[0].startswith("--") and param.name not in UNTOLD]  # fmt: skip
+    return show.settings_line([s for s in found if s and s[2] != "default"], _settings_path())
 
 
 def _error_line(error: HaoError) -> str:

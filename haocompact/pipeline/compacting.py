@@ -45,6 +45,7 @@ from haocompact.formats.session import (
 )
 from haocompact.pipeline.planning import Planned, Request, not_needed, plan
 from haocompact.records import Data, Extended, Records, read
+from haocompact.stages import stage
 from haocompact.summarize import (
     OFFLINE,
     Summary,
@@ -89,13 +90,16 @@ class Skipped:
 
 def compact(source: Source, request: Request) -> Compacted | Skipped:
     """Plan, summarise, rebuild, check. Nothing is written yet; raises SummaryError, TranscriptError."""
-    planned, outcome = decide(source, request)
+    with stage("read and plan"):
+        planned, outcome = decide(source, request)
     if isinstance(outcome, NoCompaction):
         return _skipped(planned, outcome, request)
-    summary = compact_context(outcome, request.summarizer or OFFLINE, on_failure=request.on_failure, lang=request.lang,
-                              keep_rules=request.keep_rules)  # fmt: skip
+    with stage("summarise"):
+        summary = compact_context(outcome, request.summarizer or OFFLINE, on_failure=request.on_failure,
+                                  lang=request.lang, keep_rules=request.keep_rules)  # fmt: skip
     made = _appended if request.append else _converted if converts(planned, request) else _rebuilt
-    return made(source, request, planned, outcome, summary)
+    with stage("rebuild and check"):
+        return made(source, request, planned, outcome, summary)
 
 
 def decide(source: Source, request: Request) -> tuple[Planned, CompactionPreparation | NoCompaction]:
@@ -391,7 +395,7 @@ def store(result: Compacted, place: str = "", level: int | None = None) -> Segme
     if result.archive is None or result.run is None:
         return None
     records, gone = result.planned.session.records, result.gone
-    with Archive.open(result.archive, create=True, level=level or DEFAULT_LEVEL) as archive:
+    with stage("archive"), Archive.open(result.archive, create=True, level=level or DEFAULT_LEVEL) as archive:
         return archive.store(result.run, records.raws(gone), records.raws(removed(len(records), gone)),
                              messages=result.messages, chars=result.chars,
                              message_lines=result.message_lines, place=absolute(place) if place else "")  # fmt: skip

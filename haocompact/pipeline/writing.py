@@ -44,6 +44,7 @@ from haocompact.pipeline.planning import (
     warnings_of,
 )
 from haocompact.records import Data, chunks_of
+from haocompact.stages import stage
 from haocompact.summarize import (
     Prompted,
 )
@@ -158,7 +159,8 @@ def compact_to(source: Source, request: Request, target: Path | IO[bytes] | None
         _deliver(source.data if result.converted is None else result.converted, target)
     elif target is not None:
         store(result, _name(target) or "-", request.level)
-        _deliver(result.output, target)
+        with stage("write"):
+            _deliver(result.output, target)
     return _done(source, result, _name(target), request, warning)
 
 
@@ -255,7 +257,8 @@ def compact_in_place(path: str, request: Request) -> Done:
             _refuse_forked(result, target)
             _refuse_at_work(result.planned, target)
             store(result, str(target), request.level)
-            write_file(target, result.output, like=os.stat(target), source=source)
+            with stage("write"):
+                write_file(target, result.output, like=os.stat(target), source=source)
         else:
             warning = record_skip(result.skip, path, request)
         return _done(source, result, path, request, warning)

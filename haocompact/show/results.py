@@ -31,6 +31,24 @@ def done_line(done: Done) -> str:
             + (f", <<ccr:{done.hash}>>" if done.hash else ""))  # fmt: skip
 
 
+def format_line(path: str, format: str, named: str | None) -> str:
+    return f"{place(path)}: format {format}, {'as named' if named else 'told by its content'}"
+
+
+def detail_lines(done: Done, named: str | None) -> list[str]:
+    """What --verbose adds: format, archive, and what was written."""
+    if done.error is not None or not done.figures:
+        return []
+    lines = [format_line(done.path, done.figures["format"], named)]
+    if done.hash and done.archive:
+        lines.append(f"archive: {visible(done.archive)}, {done.hash}")
+    if done.sha256 and done.output:
+        lines.append(
+            f"written: {place(done.output) if done.output != '-' else '(stdout)'}, sha256 {done.sha256}"
+        )
+    return lines
+
+
 COUNTED_ONLY = {"unchanged", "no_transcript", "only_read", "too_young", "symlink", "compressed"}
 
 ROWS_SHOWN = 200  # of a batch

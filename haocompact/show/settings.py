@@ -29,6 +29,15 @@ def settings_text(found: Sequence[Setting], file: Path) -> list[str]:
     return [*lines, f"settings file: {visible(str(file))}{'' if file.is_file() else ', which is not there'}"]
 
 
+def settings_line(found: Sequence[Setting], file: Path) -> str:
+    """Those of one call in a line."""
+    told = [
+        f"{name} {visible(_setting_value(v))} ({variable or source})" for name, v, source, variable in found
+    ]
+    given = ", ".join([*told, "the rest as by default" if told else "all as by default"])
+    return f"settings: {given}; settings file: {visible(str(file))}{'' if file.is_file() else ', not there'}"
+
+
 def _setting_value(value: object) -> str:
     return (
         "-" if value is None else {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
