@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -82,16 +83,27 @@ def _estimators(incomplete: str) -> list[str]:
 
 
 def _hashes(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Hashes in the archives, newest first, each with its transcript."""
+    """Hashes in the archives, newest first, each with its transcript; of a named transcript those that it has."""
     from haocompact.archive import Archive
 
     named = ctx.params.get("archive") or os.environ.get("HAOCOMPACT_ARCHIVE") or _archive_path()
     paths = [Path(p) for p in (named if isinstance(named, (list, tuple)) else [named])]
+    transcript = Path(ctx.params.get("path") or "-")
+    text = transcript.read_bytes() if transcript.is_file() else None
     found: list[tuple[str, str]] = []
     for path in (db for p in paths for db in (sorted(p.glob("*.db")) if p.is_dir() else [p])):
         with suppress(HaoError), Archive.open(path) as archive:
-            found += [(s.hash, s.source) for s in archive.segments() if s.hash.startswith(incomplete)]
+            found += [(s.hash, s.source) for s in archive.segments() if s.hash.startswith(incomplete)
+                      and (text is None or s.hash.encode() in text)]  # fmt: skip
     return found[::-1][:50]
+
+
+def _path_or_hash(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Hashes, where a few digits of one are typed; the shell itself completes file names."""
+    return _hashes(ctx, incomplete) if _HASH_BEGINS.fullmatch(incomplete) else []
+
+
+_HASH_BEGINS = re.compile("[0-9a-f]{2,16}")
 
 
 # --------------------------------------------------------------------------------- shared options
@@ -692,7 +704,12 @@ def _diagnosed(source: Source, request: Request, as_json: bool, quiet: bool, ver
 @app.command()
 def retrieve(
     context: typer.Context,
-    path: Annotated[str, typer.Argument(help="A compacted transcript, - for stdin, or a hash alone.")] = "-",
+    path: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=_path_or_hash, help="A compacted transcript, - for stdin, or a hash alone."
+        ),
+    ] = "-",
     hash: Annotated[
         str | None,
         typer.Argument(

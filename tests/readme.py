@@ -66,7 +66,7 @@ class Stage:
             "PYTHONPATH": str(ROOT),
             "HOME": str(home),
             "HAOCOMPACT_ARCHIVE": str(home / ".local/share/haocompact/archive.db"),
-            "HAOCOMPACT_LOG": str(home / ".local/state/haocompact/compaction_diag.log"),
+            "HAOCOMPACT_LOG": str(home / ".local/state/haocompact/log/compaction_diag.log"),
             "HAOCOMPACT_CONFIG": str(self.config),
             "COLUMNS": str(WIDTH),
             "NO_COLOR": "1",

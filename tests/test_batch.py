@@ -547,3 +547,13 @@ def test_whoever_stores_into_an_archive_that_was_taken_in_is_told(tmp_path):
         done = attempt_in_place(str(path), Request(request.settings, archive=other))
     assert isinstance(done.error, ArchiveError)
     assert path.read_bytes() == CHAT
+
+
+def test_a_dry_run_in_place_refuses_what_the_run_itself_refuses(tmp_path):
+    put(tmp_path / "x/chat.jsonl", numbered(1))
+    put(tmp_path / "x/requests.jsonl", (ROOT / "samples/openai-requests/batch.jsonl").read_bytes())
+    rehearsed, done = (
+        process(*IN_PLACE, "x", *NOW, "--json", *more, cwd=tmp_path).json for more in (["--dry-run"], [])
+    )
+    assert rehearsed[-1] == {**done[-1], "dry_run": rehearsed[-1].get("dry_run")} or rehearsed[-1] == done[-1]
+    assert rehearsed[-1]["skipped"] == {"not_in_place": 1}

@@ -241,15 +241,8 @@ def compact_in_place(path: str, request: Request) -> Done:
     if target.is_dir():
         raise TranscriptError("is a directory", path=path)
     with open_source(path) as source, locked(target):
-        if own_lines(source, request) is not None:
-            raise UsageError(f"{path}: each line is a conversation of its own: write it with -o",
-                             code="NOT_IN_PLACE")  # fmt: skip
-        if source.compressed:
-            raise UsageError(f"{path}: a compressed transcript can't be compacted in place: write it with -o",
-                             code="NOT_IN_PLACE")  # fmt: skip
+        _refuse_kind(path, source, request)
         _refuse_hard_links(path, target)
-        if request.to:
-            raise UsageError("--to writes another file beside the transcript: it does not go with --in-place")
         result = compact(source, request)
         warning = None
         if isinstance(result, Compacted):
@@ -264,6 +257,21 @@ def compact_in_place(path: str, request: Request) -> Done:
         return _done(source, result, path, request, warning)
 
 
+def rehearse_in_place(path: str, request: Request) -> Done:
+    """What `compact_in_place` would do with a file, its refusals included; nothing is written or sent."""
+    target = Path(os.path.realpath(path))
+    with open_source(path) as source:
+        _refuse_kind(path, source, request)
+        _refuse_hard_links(path, target)
+        if isinstance(request.summarizer, Prompted):
+            return rehearse(source, request, request.summarizer)
+        result = compact(source, request)
+        if isinstance(result, Compacted):
+            _refuse_in_place(result)
+            _refuse_forked(result, target)
+        return _done(source, result, None, request)
+
+
 def attempt_in_place(path: str, request: Request, min_age: float = 0, *, dry_run: bool = False) -> Done:
     """As `compact_in_place`, with an error as part of the result: one bad file never stops the rest."""
     try:
@@ -271,8 +279,7 @@ def attempt_in_place(path: str, request: Request, min_age: float = 0, *, dry_run
             raise SourceBusy(f"changed within the last {min_age:g} s: its client may still be at it "
                              "(--min-age)", path=path)  # fmt: skip
         if dry_run:
-            with open_source(path) as source:
-                return compact_to(source, request, None)
+            return rehearse_in_place(path, request)
         return compact_in_place(path, request)
     except HaoError as error:
         return Done(path, error=error)
@@ -289,6 +296,19 @@ def _where(error: Exception) -> str:
         trace = trace.tb_next
     place = f" ({Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})" if trace else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+def _refuse_kind(path: str, source: Source, request: Request) -> None:
+    """What is one file for several conversations, or packed, is written elsewhere."""
+    if own_lines(source, request) is not None:
+        raise UsageError(
+            f"{path}: each line is a conversation of its own: write it with -o", code="NOT_IN_PLACE"
+        )
+    if source.compressed:
+        raise UsageError(f"{path}: a compressed transcript can't be compacted in place: write it with -o",
+                         code="NOT_IN_PLACE")  # fmt: skip
+    if request.to:
+        raise UsageError("--to writes another file beside the transcript: it does not go with --in-place")
 
 
 def _refuse_hard_links(path: str, target: Path) -> None:
