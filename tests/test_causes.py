@@ -1,6 +1,7 @@
 """Every cause that `diag` tells apart, on several formats, through the command line."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -255,3 +256,60 @@ def test_what_never_gains_is_not_tried_for_every_message():
     assert len(tried) < 100
     enough = largest_keep_recent(messages, DEFAULT_COMPACTION_SETTINGS, lambda plan: len(plan.removed) >= 700)
     assert enough == 1300
+
+
+# ------------------------------------------------------------------------- what is suggested is run
+def tried(*options):
+    """What `compact` itself would make of the file: (result, messages summarised)."""
+    words = [sys.executable, "-m", "haocompact", "compact", "--dry-run", "--json", "s.jsonl"]
+    done = subprocess.run([*words, *options], capture_output=True, timeout=60, check=True)
+    (found,) = map(json.loads, done.stdout.splitlines())
+    return found["result"], found["summarize"] + found["prefix"]
+
+
+def promised(suggestion):
+    """Messages that a suggestion says would be summarised."""
+    return int(re.search(r"(\d+) messages? (?:of about [\d,]+ tokens )?would be summarised", suggestion)[1])
+
+
+BELOW = [("user", 150), ("assistant", 130), ("user", 30), ("assistant", 60)]
+HEAVY = [("user", 5000), ("assistant", 20), ("user", 20), ("assistant", 20)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows", [BELOW, HEAVY, TALK["no_gain"]])
+def test_the_largest_keep_recent_compacts_and_one_more_does_not(diag, name, rows):
+    _, found = diag(lines=FORMATS[name](rows))
+    (largest,) = [s for s in found["suggestions"] if s.startswith("--keep-recent ")]
+    value = int(largest.split()[1])
+    assert "is the largest value that compacts" in largest
+    assert tried("--keep-recent", str(value)) == ("ok", promised(largest))
+    assert tried("--keep-recent", str(value + 1))[0] == "none"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_other_suggestions_do_what_they_say(diag, name):
+    lines, keep = [*FORMATS[name](LONG)], ("--keep-recent", str(KEEP))
+    without, window, reserve = diag("--if-needed", lines=lines)[1]["suggestions"]
+    assert without.startswith("leave out --if-needed: ")
+    assert tried(*keep) == ("ok", promised(without))
+    for option, step in ((window, 1), (reserve, -1)):
+        setting, value = option.split()[:2]
+        assert tried("--if-needed", *keep, setting, value)[0] == "ok"
+        assert tried("--if-needed", *keep, setting, str(int(value) + step))[0] == "none"
+    (other,) = diag("--strategy", "segment", lines=lines)[1]["suggestions"]
+    assert other.startswith("--strategy keep-recent: ")
+    assert tried(*keep, "--strategy", "keep-recent") == ("ok", promised(other))
+    *_, growth = diag(lines=FORMATS[name](TALK["no_gain"]))[1]["suggestions"]
+    assert growth == "--allow-growth writes it all the same"
+    assert tried(*keep, "--allow-growth")[0] == "ok"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows", [SHORT, TALK["tail_exceeds_keep_recent"]])
+def test_where_nothing_helps_nothing_does(diag, name, rows):
+    """ "... and that is right": no value of keep_recent and no strategy compacts it."""
+    assert diag(lines=FORMATS[name](rows))[1]["suggestions"] == [RIGHT]
+    for keep in (0, 1, 20, 21, 100, 899, 900, 1000):
+        assert tried("--keep-recent", str(keep))[0] == "none"
+    assert tried("--strategy", "segment", "--tail-keep", "1")[0] == "none"

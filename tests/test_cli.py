@@ -108,7 +108,7 @@ BAD = {
     "binary.jsonl": (bytes(range(256)) * 40, "unknown format"),
     "one-system-line.jsonl": (
         b'{"role":"system","content":"x"}\n',
-        "no usable message: 1 lines read as openai, none is a message",
+        "no usable message: 1 line read as openai, none is a message",
     ),
     "claude-header.jsonl": (b'{"type":"mode","mode":"x","sessionId":"s"}\n', "no usable message"),
     "codex-header.jsonl": (

@@ -225,10 +225,9 @@ NO_MESSAGE = "no usable message"
 
 
 def no_messages(records: Records, format_name: str) -> TranscriptError:
-    kinds = (
-        "empty file" if not len(records) else f"{len(records)} lines read as {format_name}, none is a message"
-    )
-    return NoTranscript(f"{NO_MESSAGE}: {kinds}")
+    count = len(records)
+    lines = f"{count} line{'s' * (count != 1)} read as {format_name}, none is a message"
+    return NoTranscript(f"{NO_MESSAGE}: {lines if count else 'empty file'}")
 
 
 # ------------------------------------------------------------------------------ writing, shared
