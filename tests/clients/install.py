@@ -2,7 +2,7 @@
 
     python tests/clients/install.py FOLDER
 
-From npm and PyPI; about 1.5 GB. One that is there already stays; one that can't be installed is named, left
+From npm and PyPI; 2.6 GB. One that is there already stays; one that can't be installed is named, left
 out, and its tests are skipped.
 """
 
