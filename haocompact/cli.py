@@ -1397,6 +1397,8 @@ LONG = 8 << 20  # bytes of a transcript that takes long enough to be told what g
 @contextmanager
 def _telling(context: typer.Context, paths: list[str] | None, quiet: bool, verbose: bool) -> Iterator[None]:
     """With --verbose the settings, and what each stage took; else on a terminal the stage that long work is at."""
+    if paths in (None, []) and sys.stdin.isatty():
+        _note("haocompact: reads a transcript from the terminal; Ctrl-D ends it, --help says more", quiet)
     if verbose and not quiet:
         _note(_settings_line(context))
         with heard(lambda name, seconds: _note(None if seconds is None else f"{seconds:8.2f} s  {name}")):

@@ -184,3 +184,11 @@ def test_the_demo_splits_a_turn():
     with open_source(str(readme.ROOT / readme.SAMPLE)) as source:
         result = compact(source, Request(settings=settings))
     assert result.plan.is_split_turn
+
+
+def test_links_within_the_page_lead_somewhere():
+    heads = re.findall(r"^#+ (.*)$", TEXT, re.M)
+    anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+    links = re.findall(r"\]\(#([^)]*)\)", TEXT)
+    assert len(links) > 10
+    assert set(links) <= anchors

@@ -127,3 +127,14 @@ def test_a_stage_that_fails_ends_too():
     assert told[1][1] >= 0
     with stages.stage("unheard"):
         assert len(told) == 2
+
+
+def test_who_names_nothing_at_a_terminal_is_told_what_it_waits_for():
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*HAOCOMPACT, "plan"], stdin=theirs, stderr=subprocess.PIPE) as done:
+        os.write(ours, b"\x04")
+        told = done.stderr.read().decode()
+    os.close(ours)
+    os.close(theirs)
+    assert told.startswith("haocompact: reads a transcript from the terminal; Ctrl-D ends it")
+    assert done.returncode == 4
