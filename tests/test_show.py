@@ -272,8 +272,8 @@ def test_on_a_terminal_no_color_means_none(run, columns):
     [
         ("plan --format o", ["openai"]),
         ("plan --estimator tik", ["tiktoken", "tiktoken:o200k_base", "tiktoken:cl100k_base"]),
-        ("retrieve s.jsonl 57f", ["57f7406cdac1a345"]),
-        ("retrieve s.jsonl 00", []),
+        ("retrieve o.jsonl 57f", ["57f7406cdac1a345"]),
+        ("retrieve o.jsonl 00", []),
     ],
 )
 def test_the_shell_completes(run, words, expected):
