@@ -130,3 +130,13 @@ def test_logs_of_requests_in_the_corpus_come_back(archive, tmp_path):
         if output.read_bytes() != path.read_bytes():
             assert run("retrieve", "--restore", output, "-o", restored) == 0
             assert restored.read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("other", [b'{"torn": ', b'{"messages": 1}\n', b"\n"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_conversation_beside_a_line_that_is_none_is_never_read_out_of_that_line(other, first):
+    """What reads a file as one transcript refuses it; the commands take each line by itself."""
+    line = BATCH.read_bytes().splitlines(keepends=True)[0]
+    data = other.rstrip(b"\n") + b"\n" + line if first else line + other
+    with pytest.raises(TranscriptError, match="one of its own"):
+        FORMATS["openai-requests"].read(read(data), ReadOptions())

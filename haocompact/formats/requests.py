@@ -47,8 +47,9 @@ class Requests:
     def read(self, records: Records, options: ReadOptions) -> Session:
         """The conversation of the one line. Raises TranscriptError for none, or several: each is read by itself."""
         found = self.conversations(records)
-        if len(found) != 1:
-            raise TranscriptError(f"{len(found) or 'no'} conversations in it: each line is one of its own")
+        if len(found) != 1 or len(records) > 1:
+            count = "no conversation" if not found else f"{len(found)} conversation" + "s" * (len(found) > 1)
+            raise TranscriptError(f"{count} in {len(records)} lines: each line is one of its own")
         path = self.path(records[found[0]].dict)
         assert path is not None
         session = self.inner.read(Elements(records.data[:], path), options)
