@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from haocompact.show.text import *  # noqa: F403
 
 _NAMES = {  # module -> what it is asked for here
-    "text": "VERSION dumps error_json near place printable visible",
+    "text": "VERSION dumps error_json format_line near place printable visible",
     "plans": "FOLD_ENDS OVERLAP ROWS_IN_JSON Row plan_figures plan_json plan_table rows title turn_rows what",
     "diagnoses": "diag_json diag_text why_text",
     "logs": "entry_json entry_line log_json log_text log_totals",
     "settings": "Setting settings_json settings_line settings_text",
     "results": "BatchReport COUNTED_ONLY ROWS_SHOWN asks_text batch_table done_json "
-    "detail_lines done_line format_line redacted_line spent_line totals_json totals_text",
+    "detail_lines done_line redacted_line spent_line totals_json totals_text",
     "segments": "directory_json directory_table exported_json run_json run_line stats_json stats_text",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from haocompact.batch import Totals, skip_cause
-from haocompact.show.text import VERSION, error_json, place, printable, visible
+from haocompact.show.text import VERSION, error_json, format_line, place, printable, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,10 +29,6 @@ def done_line(done: Done) -> str:
     return (f"{path}: {gone:,} messages -> 1 summary, {done.figures['kept']:,} kept, "
             f"{done.bytes_before:,} -> {done.bytes_after:,} bytes"
             + (f", <<ccr:{done.hash}>>" if done.hash else ""))  # fmt: skip
-
-
-def format_line(path: str, format: str, named: str | None) -> str:
-    return f"{place(path)}: format {format}, {'as named' if named else 'told by its content'}"
 
 
 def detail_lines(done: Done, named: str | None) -> list[str]:

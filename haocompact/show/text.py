@@ -70,3 +70,7 @@ def error_json(error: HaoError, path: str | None = None) -> dict[str, Any]:
         cause, explanation, suggestion = error.why
         found |= {"cause": cause, "explanation": explanation, "suggestions": [suggestion]}
     return found
+
+
+def format_line(path: str, format: str, named: str | None) -> str:
+    return f"{place(path)}: format {format}, {'as named' if named else 'told by its content'}"
