@@ -32,6 +32,11 @@ from sessions import write_session as _write_session
 HAOCOMPACT = [sys.executable, "-m", "haocompact"]
 FLOOR = [sys.executable, "-c", "import orjson, sys\nfor line in open(sys.argv[1], 'rb'): orjson.loads(line)"]
 TYPER = [sys.executable, "-c", "import typer"]
+PI = (
+    Path(os.environ.get("HAOCOMPACT_CLIENTS") or Path(__file__).parents[2] / ".clients")
+    / "pi-1.6.0/node_modules"
+)
+PI_LOADS = [str(PI / "node/bin/node"), str(Path(__file__).with_name("pi.mjs")), str(PI)]
 CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
 
 
@@ -107,6 +112,10 @@ class Bench:
         for command in ("plan", "diag"):
             ours = partial(self.run, [*HAOCOMPACT, command, "--json", str(path)])
             yield self.row(f"{command} {name}", ours, floor, 0.5 if size >= 100 else None, 64 + longest)
+        if format == "pi" and PI.is_dir():  # make test-clients installs it
+            ours = partial(self.run, [*HAOCOMPACT, "plan", "--json", str(path)])
+            pi = lambda: self.run([*PI_LOADS, str(path)])  # noqa: E731
+            yield self.row(f"plan {name}, over pi's own load and prepareCompaction", ours, pi, 0.1)
         yield self.row(
             f"compact {name}", lambda: self.compact(path), floor, 2.5 if size >= 100 else None, 128 + longest
         )
