@@ -20,7 +20,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -335,13 +334,17 @@ def client_at_work(path: Path, folder: str, session_id: str) -> bool:
 # ----------------------------------------------------------------------------------------- forks
 HOMES = ("sessions", "archived_sessions")  # folders of one client's home that hold rollouts
 FIRST_LINE = 16 << 20  # bytes that are read of it at most
-RESCAN = 60.0  # seconds that one look at all first lines is good for
 _BASE = re.compile(rb'"history_base"\s*:\s*\{[^{}]*?"thread_id"\s*:\s*"([^"\\]+)"')
 
 
-def forks_of(path: Path, session_id: str) -> tuple[str, ...]:
-    """Sessions in the tree around `path` that read their earlier turns out of it, by offset."""
-    return _forks(_folders(path.absolute()), int(time.monotonic() / RESCAN)).get(session_id, ())
+def forks_of(path: Path, session_id: str) -> list[str]:
+    """Sessions in the tree around `path` that read their earlier turns out of it, by offset: as they are now."""
+    found = []
+    for folder in _folders(path.absolute()):
+        deep = folder.name in HOMES or any(p.name.isdigit() for p in folder.glob("[0-9]*"))
+        rollouts = sorted(folder.glob("**/*.jsonl*" if deep else "*.jsonl*"))
+        found += [str(rollout) for rollout in rollouts if session_id in _bases(rollout)]
+    return found
 
 
 def _folders(path: Path) -> tuple[Path, ...]:
@@ -350,17 +353,22 @@ def _folders(path: Path) -> tuple[Path, ...]:
     return tuple(top.parent / name for name in HOMES) if top.name in HOMES else (top,)
 
 
-@lru_cache(maxsize=1)
-def _forks(folders: tuple[Path, ...], moment: int) -> dict[str, tuple[str, ...]]:
-    """Session id -> the forks that refer to it; one scan serves a batch."""
-    found: dict[str, tuple[str, ...]] = {}
-    for folder in folders:
-        deep = folder.name in HOMES or any(p.name.isdigit() for p in folder.glob("[0-9]*"))
-        for path in sorted(folder.glob("**/*.jsonl*" if deep else "*.jsonl*")):
-            for base in _BASE.findall(_first_line(path)):
-                name = base.decode(errors="replace")
-                found[name] = (*found.get(name, ()), str(path))
-    return found
+def _bases(path: Path) -> tuple[str, ...]:
+    """The sessions that a rollout reads from. A first line that was whole once is not read again."""
+    try:
+        key = (str(path), path.stat().st_ino)
+    except OSError:
+        return ()
+    if key not in _KNOWN:
+        line = _first_line(path)
+        bases = tuple(name.decode(errors="replace") for name in _BASE.findall(line))
+        if not line.endswith(b"\n"):
+            return bases
+        _KNOWN[key] = bases
+    return _KNOWN[key]
+
+
+_KNOWN: dict[tuple[str, int], tuple[str, ...]] = {}
 
 
 def _first_line(path: Path) -> bytes:

@@ -53,7 +53,7 @@ def test_a_file_without_forks_is_shortened_in_place(tmp_path):
     assert len(base.read_bytes()) < len(data)
 
 
-def test_a_batch_passes_over_what_has_forks_and_looks_for_them_once(tmp_path, monkeypatch):
+def test_a_batch_passes_over_what_has_forks_and_reads_no_first_line_again(tmp_path, monkeypatch):
     base, data = forked_tree(tmp_path, "sessions/2026/10/02/rollout-fork.jsonl")
     for number in range(3):
         other = data.replace(BASE.encode(), f"019b0000-0000-7000-8000-0000000000c{number}".encode())
@@ -66,4 +66,18 @@ def test_a_batch_passes_over_what_has_forks_and_looks_for_them_once(tmp_path, mo
     left = {Path(d.path).name: d.left for d in batch.run(items, request, 1)}
     assert left["rollout-base.jsonl"] == "has_forks"
     assert not any(left[f"rollout-{number}.jsonl"] for number in range(3))
-    assert len(opened) == len(set(opened)) == 5
+    assert len(set(opened)) == 5
+    assert all(
+        opened.count(name) == 1 for name in ("rollout-base.jsonl", "rollout-fork.jsonl")
+    )  # as they were
+
+
+def test_a_fork_that_was_made_a_moment_ago_is_seen(tmp_path):
+    base, _ = forked_tree(tmp_path, None)
+    assert files.forks_of(base, BASE) == []
+    half = tmp_path / "sessions/2026/10/01/rollout-new.jsonl"
+    half.write_bytes(b'{"timestamp":"2026-10-01T')
+    assert files.forks_of(base, BASE) == []
+    half.unlink()
+    forked_tree(tmp_path, "sessions/2026/10/01/rollout-new.jsonl")
+    assert files.forks_of(base, BASE) == [str(half)]
