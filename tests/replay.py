@@ -12,6 +12,7 @@ Empty texts are left out; so are system prompts, and the context that a client a
 
 import io
 import json
+import re
 
 import zstandard
 
@@ -372,7 +373,9 @@ def _codex_step(history, kind, payload):
             history[: starts[-count] if count <= len(starts) else starts[0]] if count and starts else history
         )
     if kind == "inter_agent_communication":
-        return [*history, payload | {"type": "agent_message"}]
+        names = [payload.get("author"), payload.get("recipient"), *payload.get("other_recipients", [])]
+        known = all(re.fullmatch(r"/root(/[a-z0-9_]+)*|/morpheus", str(name)) for name in names)
+        return [*history, payload | {"type": "agent_message"}] if known else history
     return [*history, payload] if kind == "response_item" else history
 
 

@@ -629,3 +629,20 @@ def test_message_of() -> None:
     data = rollout(user("a"), ("compacted", {"message": f"{codex.SUMMARY_PREFIX}\ns"}), token_count(5))
     found = [codex.message_of(record) for record in Records(data)]
     assert [m and (m.kind, m.text) for m in found] == [None, ("", "a"), ("compaction_summary", "s"), None]
+
+
+TOP = "/root"  # the agent that a user talks to
+
+
+@pytest.mark.parametrize(("changed", "counts"), [
+    ({}, True), ({"author": f"{TOP}/a1_b/c"}, True), ({"author": "/morpheus"}, True),
+    ({"other_recipients": [f"{TOP}/a"]}, True), ({"author": "/lead"}, False), ({"recipient": "checker"}, False),
+    ({"author": f"{TOP}/A"}, False), ({"author": f"{TOP}/a-b"}, False), ({"author": f"{TOP}/"}, False),
+    ({"author": f"{TOP}/root"}, False), ({"author": None}, False), ({"other_recipients": ["/lead"]}, False),
+    ({"other_recipients": "x"}, False), ({"trigger_turn": "no"}, False), ({"content": []}, False)])  # fmt: skip
+def test_a_message_between_agents_counts_where_the_client_reads_it(changed, counts):
+    """Each of these was shown to client 0.171.0, or dropped by it."""
+    said = {"author": TOP, "recipient": TOP, "content": "No conflicts.", "trigger_turn": False}
+    session = load(rollout(user("1"), answer("2"), ("inter_agent_communication", said | changed)))
+    assert [m.text for m in session.messages] == ["1", "2", *["No conflicts."] * counts]
+    assert ("between agents" in " ".join(w.text for w in session.warnings)) != counts

@@ -164,6 +164,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {  # without these the 
     "custom_tool_call_output": {"output": (str, list), "call_id": str},
     "local_shell_call": {"action": dict},
 }
+_AGENT = re.compile(r"/root(?:/(?!root(?:/|$))[a-z0-9_]+)*|/morpheus")  # as 0.171.0 takes them, tried by name
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 _KEPT_USERS = 20_000  # tokens of user messages that survive an old compaction without replacement_history
 
@@ -393,6 +394,9 @@ def _whole(value: object) -> int | None:
 
 def _item_line(session: Session, record: Record, stamp: str) -> str:
     index, payload = record.number - 1, _as_item(record.dict)
+    if record.dict["type"] == "inter_agent_communication" and not _is_delivered(record.dict["payload"]):
+        session.warn(record.number, "not a message between agents that the client can read: no message")
+        return UNREAD
     fate = _fate(payload)
     if fate == UNREAD:
         session.warn(record.number, f"not a {payload.get('type')} item that the client can read: no message")
@@ -401,6 +405,18 @@ def _item_line(session: Session, record: Record, stamp: str) -> str:
         session.state.steps.append(_item(payload, index, -1, fate, stamp, parts))
         _warn_arguments(session, record.number, payload)
     return fate
+
+
+def _is_delivered(payload: Json) -> bool:
+    """Whether the client reads a message between agents: it drops the line over any other name or type."""
+    others = payload.get("other_recipients", [])
+    names = (
+        payload.get("author"),
+        payload.get("recipient"),
+        *(others if isinstance(others, list) else (None,)),
+    )
+    typed = isinstance(payload.get("content"), str) and isinstance(payload.get("trigger_turn"), bool)
+    return typed and all(isinstance(name, str) and _AGENT.fullmatch(name) for name in names)
 
 
 def _as_item(obj: Json) -> Json:
