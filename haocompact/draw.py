@@ -11,11 +11,12 @@ Plain SVG 1.1 without scripts; what it says of a transcript is what the table sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import accumulate, groupby
 from unicodedata import east_asian_width
 
+from haocompact.compaction import NoCompaction
 from haocompact.pipeline import Planned
 from haocompact.show import Row, plan_figures, rows, title
 
@@ -63,6 +64,8 @@ class Stretch:
 def svg(planned: Planned) -> str:
     """The picture of one plan."""
     found = rows(planned)
+    if isinstance(planned.outcome, NoCompaction):  # all stays, an earlier summary too
+        found = [replace(row, place="keep") for row in found]
     bars = stretches(found)
     figures = plan_figures(planned)
     top = MARGIN + 22 + 17 * len(figures) + 22

@@ -127,7 +127,10 @@ def test_a_single_message_is_named_by_its_role_too():
 def test_the_legend_speaks_of_fading_only_where_something_fades():
     faded = "faded: goes into the summary"
     assert faded in texts(draw.svg(planned(talk(*TALK), 12)))
-    assert faded not in texts(draw.svg(planned(talk(*TALK), 500)))
+    for stays in (talk(*TALK), with_summary(*TALK)):
+        picture = draw.svg(planned(stays, 500))
+        assert faded not in texts(picture)
+        assert 'class="gone"' not in picture
 
 
 def test_a_context_past_its_window_says_by_how_much():

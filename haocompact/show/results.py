@@ -102,6 +102,8 @@ def totals_text(totals: Totals, *, dry_run: bool = False) -> Iterator[str]:
     yield (f"{totals.compacted:,} {'would be ' * dry_run}compacted, {skipped:,} skipped"
            + (f" ({causes})" if causes else "") + f", {totals.failed:,} failed"
            + (f"; {totals.degraded:,} of them with an excerpt for a summary" if totals.degraded else ""))  # fmt: skip
+    if "in_use" in totals.skipped:
+        yield "in_use: changed a short while ago (--min-age), or held by its client or another process"
     if totals.compacted:
         saved = totals.bytes_before - totals.bytes_after
         yield (f"{totals.bytes_before:,} -> {totals.bytes_after:,} bytes, "
